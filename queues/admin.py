@@ -115,7 +115,7 @@ class QueueAdmin(AuditedAdmin):
     @admin.display(description="effective deletion limit", ordering="max_length")
     def deletion_limit(self, queue: Queue) -> str:
         """Return the deletion limit that applies."""
-        return "none" if thresholds.is_spared(queue) else f"{thresholds.of_queue(queue).max:,}"
+        return f"{thresholds.of_queue(queue).max:,}" if thresholds.has_limit(queue) else "none"
 
     @admin.display(description="owner", ordering="pulse_user__username")
     def whose(self, queue: Queue) -> str:

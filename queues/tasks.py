@@ -1,10 +1,23 @@
 """Celery tasks. Each calls a function that other entry points may call too, and contains no rule."""
 
-from celery import shared_task
+from mmap import mmap
+from typing import Any
+
+from celery import shared_task, signals
 
 from queues.archives import replay
 from queues.guard import consumer_health, deleter, monitor, pruning
+from queues.guard.deleter_threads import keep_connection
 from queues.mails import weekly
+
+_is_stopping = mmap(-1, 1)
+"""Whether the worker stops: memory that it shares with the processes that it forks."""
+
+
+@signals.worker_shutting_down.connect
+def begin_no_more_deletions(**_: Any) -> None:
+    """Let the deleter end with the deletions in hand. A worker that stops waits for its task."""
+    _is_stopping[0] = 1
 
 
 @shared_task
@@ -17,8 +30,8 @@ def monitor_queues() -> None:
 @shared_task
 def delete_queues() -> None:
     """Carry out the recorded deletions."""
-    deleter.keep_connection()
-    deleter.run()
+    keep_connection()
+    deleter.run(lambda: bool(_is_stopping[0]))
 
 
 @shared_task

@@ -18,6 +18,7 @@ class KeptSessions:
     def __init__(self, amqp_url: str, vhost: str) -> None:
         self._amqp_url = amqp_url
         self._vhost = vhost
+        self._cluster = ""
         self._idle: list[Session] = []
         self._in_use = 0
         self._changed = threading.Condition()
@@ -44,8 +45,14 @@ class KeptSessions:
                     self._idle.append(session)
                 self._changed.notify_all()
 
-    def check(self) -> None:
-        """Close the sessions that the broker no longer answers, and open one if possible if there is none."""
+    def check(self, cluster: str) -> None:
+        """Close the sessions that the broker no longer answers, and open one if possible if there is none.
+
+        Close all if the address leads to another ``cluster`` now, by its id. An empty id is unknown.
+        """
+        if cluster and self._cluster and cluster != self._cluster:
+            self.close()
+        self._cluster = cluster or self._cluster
         self._idle = self._idle or [Session(self._amqp_url, self._vhost)]
         for session in self._idle:
             with suppress(BrokerError):

@@ -288,6 +288,7 @@ class GuardianFacts:
         yield _measure_names(rules.UNADDRESSABLE, found.unaddressable)
         yield _measure_names(rules.STREAMS, found.streams)
         yield _measure_names(rules.EXCLUSIVE, found.exclusive)
+        yield _measure_names(rules.UNCOUNTED, unguarded.to_declare(found.uncounted, self.at))
 
     def _ongoing(self, rule: Rule, since: datetime | None, **details: str) -> Measurement:
         return Measurement(rule, since is not None, {"duration": duration(self._seconds_since(since)), **details})

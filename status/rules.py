@@ -289,6 +289,20 @@ EXCLUSIVE = Rule(
     runbook="an-exclusive-queue-is-over-its-limit",
 )
 
+UNCOUNTED = Rule(
+    name="uncounted queues",
+    measures="quorum queues that the broker has listed without message counts for minutes",
+    unit=Unit.COUNT,
+    noun="quorum queue",
+    warning=1,
+    sentence="The broker does not count the messages of {value}: {queues}.",
+    next_step=(
+        "Start the nodes that are down, or upgrade RabbitMQ. Guardian judges these queues by their ready messages "
+        "alone, and does not guard one that gives no answer."
+    ),
+    runbook="lengths-are-unknown",
+)
+
 ORPHANS_BRAKE = Rule(
     name="brake on orphans",
     measures="queues whose deletion by the sweep of orphans is blocked",
@@ -449,6 +463,7 @@ OF_GUARDIAN = (
     UNADDRESSABLE,
     STREAMS,
     EXCLUSIVE,
+    UNCOUNTED,
     ORPHANS_BRAKE,
     STALE_BRAKE,
     OTHER_TASKS,

@@ -46,7 +46,7 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
     Raises RateLimitExceeded. The limit is invalid if it is not higher than the present one, the queue has none, a
     request is open, or there is no operator.
     """
-    if thresholds.is_spared(queue):
+    if not thresholds.has_limit(queue):
         raise ValidationError("Guardian never deletes this queue for its length.")
     present = thresholds.of_queue(queue).max
     if max_length <= present:
@@ -86,7 +86,7 @@ def answer(changed: Iterable[Queue], by: Owner) -> None:
     """Notify those who asked for other limits of these queues that the limits are set. Call it before the event."""
     for request in open_requests().filter(queue__in=[queue.pk for queue in changed]):
         if request.queue is not None:
-            limit = None if thresholds.is_spared(request.queue) else thresholds.of_queue(request.queue).max
+            limit = thresholds.of_queue(request.queue).max if thresholds.has_limit(request.queue) else None
             _notify(request, by, {"max": limit})
 
 

@@ -295,7 +295,10 @@ def live(queue: Queue) -> Live:
         with broker.session(queue.vhost) as session:
             depth = session.declare_passively(queue.name)
     except Refused as error:
-        return state._replace(why_unknown=f"the broker refuses: {readable(error.reason)}")
+        why = f"the broker refuses: {readable(error.reason)}"
+        if queue.exclusive:
+            why = "only the connection that declared the queue can query it"
+        return state._replace(why_unknown=why)
     except BrokerError:
         return state
     return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state

@@ -29,7 +29,7 @@ UNFINISHED_EXPIRES = timedelta(days=1)
 
 
 class TooLarge(Exception):
-    """An archive is larger than what the archives of one owner may take."""
+    """With an archive, those of one owner would take more than they may."""
 
 
 def confirm(removed: Removed) -> Removed:
@@ -87,14 +87,27 @@ def enforce_bounds(new: Archive | None = None) -> int:
 
 
 def _kept() -> Iterator[Kept]:
-    """Yield the kept archives in the order in which a group loses them: those of queues that stay, then the oldest.
+    """Return the kept archives in the order in which a group loses them: those of queues that stay, then the oldest.
 
     The messages of a queue that stays are most likely still in it.
     """
-    owners = PulseUser.objects.longest_owners()
     of_live_queue = Case(When(reason=Archive.Reason.CALLED_OFF, then=0), default=1)
-    rows = Archive.objects.filter(state=Archive.State.KEPT).order_by(of_live_queue, "created", "id")
-    for pk, size, pulse_user, owner in rows.values_list("id", "stored_bytes", "pulse_user", "queue__owner"):
+    return _with_groups(Archive.objects.filter(state=Archive.State.KEPT).order_by(of_live_queue, "created", "id"))
+
+
+def _room(archive: Archive) -> int:
+    """Return the bytes that an archive may take. One that a person asked for may push out any other of its group."""
+    total = settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
+    if archive.reason not in (Archive.Reason.LENGTH, Archive.Reason.NAME):
+        return shares.share(total)
+    recent = Archive.objects.filter(created__gt=timezone.now() - shares.PROMISED_FOR)
+    promised = recent.exclude(state=Archive.State.FAILED).exclude(reason=Archive.Reason.CALLED_OFF)
+    return shares.room(_with_groups(promised), total, archive.pk)
+
+
+def _with_groups(archives: QuerySet[Archive]) -> Iterator[Kept]:
+    owners = PulseUser.objects.longest_owners()
+    for pk, size, pulse_user, owner in archives.values_list("id", "stored_bytes", "pulse_user", "queue__owner"):
         yield Kept(pk, owners.get(pulse_user) if pulse_user else owner, size)
 
 
@@ -102,18 +115,24 @@ def store_batch(archive: Archive, batch: Sequence[Undecoded]) -> None:
     """Add fetched messages to the archive, in one transaction.
 
     Raises:
-        TooLarge: then it would take more than an owner's share of all archives. Nothing was added.
+        TooLarge: then the archives of its owner would take more than their share of all. The archive is emptied.
     """
-    with transaction.atomic():
-        for part in split(batch):
-            data = pack(part)
-            if archive.stored_bytes + len(data) > shares.share(settings.GUARDIAN_ARCHIVE_TOTAL_BYTES):
-                raise TooLarge
-            ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(part), data=data)
-            archive.messages += len(part)
-            archive.bytes += sum(len(message.body) for message in part)
-            archive.stored_bytes += len(data)
-        archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
+    most = _room(archive)
+    try:
+        with transaction.atomic():
+            for part in split(batch):
+                data = pack(part)
+                if archive.stored_bytes + len(data) > most:
+                    raise TooLarge
+                ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(part), data=data)
+                archive.messages += len(part)
+                archive.bytes += sum(len(message.body) for message in part)
+                archive.stored_bytes += len(data)
+            archive.save(update_fields=["state", "messages", "bytes", "stored_bytes"])
+    except TooLarge:
+        # So that other archives of the owner have room. One that is marked as fetched may be the only copy.
+        _remove_messages(Archive.objects.filter(pk=archive.pk, state=Archive.State.OPEN))
+        raise
 
 
 def record_failure(vhost: str, name: str, removed: Removed) -> None:
@@ -121,18 +140,21 @@ def record_failure(vhost: str, name: str, removed: Removed) -> None:
     failed = unfinished_archives(vhost, name).filter(state=Archive.State.OPEN)
     try:
         with transaction.atomic():
-            ArchiveChunk.objects.filter(archive__in=failed).delete()
+            _remove_messages(failed)
             failed.update(
                 state=Archive.State.FAILED,
                 error=removed.why_not[:300],
-                messages=0,
-                bytes=0,
-                stored_bytes=0,
                 dropped=removed.dropped,
                 expires=expiry(),
             )
     except DatabaseError as error:
         logger.warning("An unfinished archive stays until it expires: %s", error)
+
+
+def _remove_messages(archives: QuerySet[Archive]) -> None:
+    """Delete the messages of archives, and keep their rows."""
+    ArchiveChunk.objects.filter(archive__in=archives).delete()
+    archives.update(messages=0, bytes=0, stored_bytes=0)
 
 
 def discard_archive(archive: Archive) -> None:

@@ -7,20 +7,19 @@ the queue is deleted.
 """
 
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from typing import Any
 
 from celery import current_app
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -31,8 +30,9 @@ from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
 from queues.archives.outcomes import Removed
-from queues.guard import destroying, recording
-from queues.guard.destroying import NotSent, Target, WithinLimit
+from queues.guard import destroying, recording, registered
+from queues.guard.deleter_threads import deleter_threads, end_thread, keep_connection
+from queues.guard.destroying import InUse, NotSent, Target, WithinLimit
 from queues.guard.facts import Facts
 from queues.guard.pass_run import guarded_vhosts, rules
 from queues.mails import kinds
@@ -46,22 +46,23 @@ from queues.rules.turns import LONGEST_GAP, Group, Waiting, has_waited_too_long,
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.kept_sessions import KeptSessions
 from rabbit.snapshot import CLASSIC
-from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
 LEASE = "deleter"
 TASK = "queues.tasks.delete_queues"
 
-RUN_SECONDS = 60.0
-"""How long a run begins deletions. Beat starts the next run."""
-
 GROUP = "deletions"
-GROUP_SECONDS = 20.0
-"""Notices of deletions that were recorded within this time are a group: many to one recipient are one message."""
+"""The lease that holds the notices of a round together: many to one recipient are one message."""
+
+ROUND_SECONDS = 20.0
+"""After this time the notices are sent, and a run tries again what it could not delete."""
 
 PLAN_SECONDS = 1.0
 """The interval at which a run looks for new decisions."""
+
+MAX_ERRORS = 100
+"""A run may go on for days, so it returns only its last errors."""
 
 RETRY_QUORUM_AFTER = timedelta(seconds=90)
 """While a node is down, RabbitMQ takes up to 11 s to delete a quorum queue, and lists it as empty until then. So for
@@ -80,11 +81,10 @@ class Spared(NotSent):
 
 @dataclass
 class Outcome:
-    """The numbers of queues by outcome, and error messages. ``refused`` ones stay about to be deleted."""
+    """The numbers of queues by outcome, and error messages."""
 
     deleted: int = 0
     kept: int = 0
-    refused: int = 0
     errors: list[str] = field(default_factory=list)
 
 
@@ -113,15 +113,16 @@ def wake() -> None:
         logger.warning("The task queue is unreachable (%s); the periodic task deletes what is due.", error)
 
 
-def run() -> Outcome | None:
+def run(is_over: Callable[[], bool] = lambda: False) -> Outcome | None:
     """Carry out the recorded deletions, each once, or return None if another process does.
 
-    Those that can't be carried out now are left to the next run.
+    Begin deletions as long as some are due, and none once ``is_over`` returns True. Those that can't be carried out now
+    are left to the next round or run.
     """
     outcome = Outcome()
     try:
         with leases.lease(LEASE) as lease:
-            _Run(lease, outcome).carry_out()
+            _Run(lease, outcome).carry_out(is_over)
     except LeaseTaken:
         return None
     except LeaseLost as error:
@@ -131,75 +132,96 @@ def run() -> Outcome | None:
 
 
 class _Run:
-    """One run. Notices of some seconds are a group, which the lease ``_group`` holds together."""
+    """One run, in rounds of some seconds. Notices of a round are a group, which the lease ``_group`` holds together.
+
+    A run goes on while deletions are due. If it ended, its last archives would delay the first deletions of the next.
+    """
 
     def __init__(self, lease: HeldLease, outcome: Outcome) -> None:
         self.outcome = outcome
         self._lease = lease
         self._group = HeldLease(GROUP)
         self._notifications = 0
+        self._waiting: list[Waiting] = []
+        self._running: dict[Future[Result], Waiting] = {}
+        self._last_turns: dict[Group, int] = {}
+        self._turns = count(1)
         self._tried: set[int | None] = set()
-        self._refusal = ""
+        self._refusals: list[str] = []
+        self._counted = Outcome()
         self._rules = rules(guarded_vhosts())
-        self._facts: dict[int | None, Facts] = {}
+        self._facts: dict[int | None, Future[Facts]] = {}
         self._owners: dict[int, int] = {}
         self._numbers: Counter[Group] = Counter()
         self._watch = _seen(timezone.now())
+        self._cluster = self._watch.cluster
 
-    def carry_out(self) -> None:
+    def carry_out(self, is_over: Callable[[], bool]) -> None:
         """Begin deletions in turns, and record their outcomes."""
         if not Queue.objects.filter(state=DELETING).exists():
-            self._record_refusals(has_tried=False)
+            self._record_refusals(is_complete=True)
             return
         try:
             cluster = broker.management().cluster_id()
         except BrokerError as error:
             self.outcome.errors.append(str(error))
             return
-        if self._watch.cluster and cluster and cluster != self._watch.cluster:
+        if self._cluster and cluster and cluster != self._cluster:
             return  # decided about another broker; the next pass takes it back
         sessions = keep_connection()
-        began, planned_at = time.monotonic(), -PLAN_SECONDS
-        grouped_since = began
-        waiting: list[Waiting] = []
-        running: dict[Future[Result], Waiting] = {}
-        last_turns: dict[Group, int] = {}
-        turns = count(1)
+        planned_at, round_began = -PLAN_SECONDS, time.monotonic()
         self._group.take()
         try:
-            with _deleters() as threads:
+            with deleter_threads() as threads:
                 while True:
                     self._lease.renew_if_due()
-                    is_over = time.monotonic() - began > RUN_SECONDS
-                    if not is_over and time.monotonic() - planned_at > PLAN_SECONDS:
-                        waiting, planned_at = self._waiting(), time.monotonic()
-                    groups = Counter(one.group for one in running.values())
-                    while not is_over and len(running) < settings.GUARDIAN_DELETERS:
-                        one = next_in_turn(waiting, groups, last_turns, settings.GUARDIAN_DELETERS)
-                        if one is None:
-                            break
-                        waiting.remove(one)
-                        self._tried.add(one.queue.id)
-                        last_turns[one.group] = next(turns)
-                        groups[one.group] += 1
-                        running[threads.submit(self._delete, one, sessions)] = one
-                    if not running:
+                    may_begin = not is_over()
+                    if may_begin and time.monotonic() - planned_at > PLAN_SECONDS:
+                        self._plan(threads)
+                        planned_at = time.monotonic()
+                    while may_begin and (one := self._next()):
+                        self._running[threads.submit(self._delete, one, sessions)] = one
+                    if not self._running:
                         break
-                    done, _ = wait(running, PLAN_SECONDS, FIRST_COMPLETED)
+                    done, _ = wait(self._running, PLAN_SECONDS, FIRST_COMPLETED)
                     for future in done:
-                        del running[future]
+                        del self._running[future]
                     self._record([future.result() for future in done])
-                    if time.monotonic() - grouped_since > GROUP_SECONDS:
+                    if time.monotonic() - round_began > ROUND_SECONDS:
+                        self._end_round(is_complete=False)
                         self._send()
                         self._group.take()
-                        grouped_since = time.monotonic()
-            self._record_refusals(has_tried=bool(last_turns))
+                        round_began = time.monotonic()
+            self._end_round(is_complete=may_begin)
         finally:
             self._send()
         sessions.trim()
+
+    def _next(self) -> Waiting | None:
+        """Return the deletion to begin next, or None."""
+        if len(self._running) >= settings.GUARDIAN_DELETERS:
+            return None
+        groups = Counter(one.group for one in self._running.values())
+        one = next_in_turn(self._waiting, groups, self._last_turns, settings.GUARDIAN_DELETERS)
+        if one is not None:
+            self._waiting.remove(one)
+            self._tried.add(one.queue.id)
+            self._last_turns[one.group] = next(self._turns)
+        return one
+
+    def _end_round(self, *, is_complete: bool) -> None:
+        """Record the refusals of this round, add its outcomes to the last pass, and let the next try all again.
+
+        ``is_complete``: all deletions that are due were tried.
+        """
+        self._lease.renew()
+        self._record_refusals(is_complete=is_complete)
+        self._refusals = []
+        self._tried = {one.queue.id for one in self._running.values()}
         if last := Pass.objects.order_by("-at").first():
-            counted = {"deleted": F("deleted") + self.outcome.deleted, "kept": F("kept") + self.outcome.kept}
-            Pass.objects.filter(pk=last.pk).update(**counted)
+            deleted, kept = self.outcome.deleted - self._counted.deleted, self.outcome.kept - self._counted.kept
+            Pass.objects.filter(pk=last.pk).update(deleted=F("deleted") + deleted, kept=F("kept") + kept)
+            self._counted = replace(self.outcome)
 
     def _send(self) -> None:
         """End the group of notices, and start sending them."""
@@ -208,20 +230,23 @@ class _Run:
             enqueue.wake(self._notifications)
         self._notifications = 0
 
-    def _waiting(self) -> list[Waiting]:
-        """Return the recorded deletions that are due, and gather the facts about those that are new."""
+    def _plan(self, threads: Executor) -> None:
+        """Find the recorded deletions that are due. Gather the facts about new ones in a thread, once at a time."""
         self._watch = _seen(timezone.now())
+        if self._watch.cluster != self._cluster:  # decided about another broker; the next run has new connections
+            self._waiting = []
+            return
+        self._rules = rules(guarded_vhosts())
         rows = Queue.objects.filter(state=DELETING).exclude(pk__in=[*self._tried]).order_by("decided_at", "id")
         queues = [queue for queue in recording.stored(rows) if self._is_due(queue)]
+        current = {queue.id for queue in queues} | self._tried
+        self._facts = {id_: facts for id_, facts in self._facts.items() if id_ in current}
         new = [queue for queue in queues if queue.id not in self._facts]
-        if new:
+        if new and all(facts.done() for facts in self._facts.values()):
             self._owners = PulseUser.objects.longest_owners()
-            total = Queue.objects.exclude(state=GONE).count()
-            facts = Facts.gather_for_recipients(broker.management(), new, timezone.now(), total)
-            self._facts |= dict.fromkeys([queue.id for queue in new], facts)
-        waiting = [Waiting(queue, self._group_of(queue)) for queue in queues]
-        self._numbers = Counter(one.group for one in waiting)
-        return waiting
+            self._facts |= dict.fromkeys([queue.id for queue in new], threads.submit(_gather, new))
+        self._waiting = [Waiting(queue, self._group_of(queue)) for queue in queues if queue.id in self._facts]
+        self._numbers = Counter(one.group for one in self._waiting)
 
     def _group_of(self, queue: StoredQueue) -> Group:
         return queue.owner_id if queue.owner_id is not None else self._owners.get(queue.pulse_user_id or 0)
@@ -243,6 +268,7 @@ class _Run:
         try:
             row = Queue.objects.select_related("pulse_user").get(pk=queue.id or 0)
             limits = thresholds.of_decision(row)
+            self._facts[queue.id].result()  # before the queue is gone, and before its messages are fetched
             self._require_decided(row)
             is_paused = is_fetch_paused(row.returned_at, timezone.now())
             limit = self._limit(row, is_paused=is_paused)
@@ -260,7 +286,7 @@ class _Run:
             return Result(now, limits, is_kept=True)
         except Spared:
             return Result(queue, limits, is_kept=True)
-        except (NotOnBroker, Queue.DoesNotExist):
+        except (NotOnBroker, Queue.DoesNotExist, InUse):
             return Result(queue, limits)
         except BrokerError as error:
             # An earlier request may still be carried out after one that was not sent.
@@ -282,17 +308,18 @@ class _Run:
         finally:
             if since := self._memory_alarm:
                 _spent[since] = _spent.get(since, 0.0) + time.monotonic() - began
-            if settings.GUARDIAN_DELETERS > 1:
-                connections.close_all()  # this thread's
+            end_thread()
 
     def _require_decided(self, row: Queue) -> None:
         """Require that a queue is still to be deleted.
 
         Raises:
-            Spared: people or a pass took the decision back.
+            Spared: people or a pass took the decision back, or an agent registered the queue.
         """
         ignored = self._rules.ignores(row.vhost, row.name)
-        if row.state != DELETING or row.block_reason or is_spared(row) or ignored:
+        # The next pass records it. Until then the row of a queue in an agents' vhost may be out of date.
+        is_registered = row.owner_id is not None and (row.vhost, row.name) in registered.provider().queues()
+        if row.state != DELETING or row.block_reason or is_spared(row) or ignored or is_registered:
             raise Spared("its deletion was called off")
 
     def _limit(self, row: Queue, *, is_paused: bool) -> int | None:
@@ -367,18 +394,18 @@ class _Run:
 
     def _record(self, results: Sequence[Result]) -> None:
         """Record these outcomes, and enqueue the notices, in one transaction for each kind."""
-        outcome = self.outcome
-        outcome.errors += [one.error for one in results if one.error]
-        if refused := [one.error for one in results if one.is_refused]:
-            outcome.refused += len(refused)
-            self._refusal = self._refusal or refused[0]
+        errors = [one.error for one in results if one.error]
+        for error in errors:
+            logger.warning("A queue was not deleted: %s", error)
+        self.outcome.errors = [*self.outcome.errors, *errors][-MAX_ERRORS:]
+        self._refusals += [one.error for one in results if one.is_refused]
         if deleted := [(one, one.removed) for one in results if one.removed is not None]:
             facts = {one.queue.id: self._facts_of(one) | removed.as_facts() for one, removed in deleted}
             queues = [one.queue for one, _ in deleted]
             number, notified = recording.record_deleted(queues, facts, self._lease, self._group)
-            outcome.deleted += number
+            self.outcome.deleted += number
             self._notifications += notified
-        outcome.kept += self._record_not_deleted([one for one in results if one.is_kept])
+        self.outcome.kept += self._record_not_deleted([one for one in results if one.is_kept])
         self._record_not_deleted([one for one in results if one.is_warned])
         # If they are to be deleted once more, that is a new decision.
         self._tried -= {one.queue.id for one in results if one.removed is not None or one.is_kept}
@@ -386,7 +413,7 @@ class _Run:
             self._facts.pop(one.queue.id, None)
 
     def _facts_of(self, one: Result, merged: int = 0) -> dict[str, Any]:
-        return self._facts[one.queue.id].of(one.queue, one.thresholds, merged)
+        return self._facts[one.queue.id].result().of(one.queue, one.thresholds, merged)
 
     def _record_not_deleted(self, results: Sequence[Result]) -> int:
         """Record that these queues stay, or stay about to be deleted, and enqueue the messages that are due.
@@ -417,46 +444,28 @@ class _Run:
             self._notifications += enqueue.enqueue(notices, now, self._group)
         return len(kept)
 
-    def _record_refusals(self, *, has_tried: bool) -> None:
-        """Notify operators once while the broker refuses to delete queues."""
-        refused, since = self.outcome.refused, self._watch.refused_since
-        is_over = since is not None and not refused and (has_tried or not self._numbers)
-        if not is_over and (not refused or since is not None):
+    def _record_refusals(self, *, is_complete: bool) -> None:
+        """Notify operators once while the broker refuses to delete queues: until all were tried without a refusal."""
+        refusals, is_recorded = self._refusals, self._watch.refused_since is not None
+        if bool(refusals) == is_recorded or (is_recorded and not is_complete):
             return
         now = timezone.now()
         with transaction.atomic():
             self._lease.renew()
-            Watch.objects.filter(id=1).update(refused_since=None if is_over else now)
-            if refused:
-                facts = {"count": refused, "error": self._refusal}
+            self._watch.refused_since = now if refusals else None
+            self._watch.save(update_fields=["refused_since"])
+            if refusals:
+                facts = {"count": len(refusals), "error": refusals[0]}
                 self._notifications += enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
 
 
-def keep_connection() -> KeptSessions:
-    """Return this process's sessions, with one open, so that a limit of connections reached later does not matter."""
-    sessions = _sessions(os.getpid(), broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST)
-    sessions.check()
-    return sessions
-
-
-@lru_cache(maxsize=1)
-def _sessions(process: int, amqp_url: str, pulse_vhost: str) -> KeptSessions:
-    # The process id is in the cache's key, so that a forked worker doesn't share its parent's connections.
-    return KeptSessions(amqp_url, pulse_vhost)
-
-
-class _SameThread(Executor):
-    """Runs each call at once, in the thread that submits it."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def _deleters() -> Executor:
-    number = settings.GUARDIAN_DELETERS
-    return ContextThreadPool(number) if number > 1 else _SameThread()
+def _gather(queues: Sequence[StoredQueue]) -> Facts:
+    """Gather the facts about queues to delete, in a thread: a slow broker must not delay other deletions."""
+    try:
+        total = Queue.objects.exclude(state=GONE).count()
+        return Facts.gather_for_recipients(broker.management(), queues, timezone.now(), total)
+    finally:
+        end_thread()
 
 
 def _seen(now: datetime) -> Watch:

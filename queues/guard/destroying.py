@@ -60,7 +60,7 @@ QUORUM_TICK_SECONDS = 6.0
 ELECTION_SECONDS = 10.0
 """A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
-LARGER_THAN_SHARE = "it is larger than what the archives of one owner may take"
+SHARE_TAKEN = "with it, the archives of its owner from the last hour would take more than they may"
 PASSED_OVER = "a quorum queue with x-single-active-consumer gives its messages to the active consumer alone"
 FETCH_PAUSED = (
     "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"
@@ -98,6 +98,10 @@ class NotSent(BrokerUnavailable):
     def __init__(self, text: str, *, is_unreachable: bool = False) -> None:
         super().__init__(text, never_reached=True)
         self.is_unreachable = is_unreachable
+
+
+class InUse(NotSent):
+    """Another request is deleting or purging the queue."""
 
 
 class WithinLimit(Exception):
@@ -151,7 +155,7 @@ class _Attempt:
             )
         except TooLarge:
             self.fetch.cancel()
-            self.result.why_not = LARGER_THAN_SHARE
+            self.result.why_not = SHARE_TAKEN
         except (DatabaseError, ValueError) as error:
             logger.error("%s could not be archived: %s", self.target.name, error)
             self.fetch.cancel()
@@ -366,7 +370,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
     """Lock a queue, so that no other process fetches its messages. Yield a function that renews the lock.
 
     Raises:
-        NotSent: another process has the lock, at first or when it is renewed.
+        InUse: another process has the lock, at first or when it is renewed.
     """
     if why_not(target) and not target.without_copy:
         yield lambda: None  # no process fetches its messages
@@ -377,7 +381,7 @@ def _locked(target: Target) -> Iterator[Callable[[], None]]:
         lock.acquire()
         yield lock.renew
     except locks.LockTaken as error:
-        raise NotSent("another request is deleting or purging this queue; try again in a minute") from error
+        raise InUse("another request is deleting or purging this queue; try again in a minute") from error
     finally:
         lock.release()
 

@@ -10,7 +10,7 @@ from queues.models import Queue, QueueEvent
 from queues.rules.thresholds import DELETING
 
 WAIT_SECONDS = 60.0
-"""How long to wait for a deleter that runs elsewhere."""
+"""How long to begin deletions, or to wait for a deleter that runs elsewhere."""
 
 POLL_SECONDS = 0.5
 
@@ -23,14 +23,14 @@ def run_once(*, force: bool = False, dry_run: bool = False) -> Report:
     report = monitor.run_pass(force=force, dry_run=dry_run)
     if dry_run or report.another_pass or report.away:
         return report
-    outcome = deleter.run()
+    until = time.monotonic() + WAIT_SECONDS
+    outcome = deleter.run(lambda: time.monotonic() > until)
     if outcome is not None:
         report.deleted += outcome.deleted
         report.kept += outcome.kept
         report.errors += outcome.errors
         report.pending = _pending(report).count()
         return report
-    until = time.monotonic() + WAIT_SECONDS
     while _pending(report).exists() and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
     events = QueueEvent.objects.filter(queue__in=report.decided, at__gte=report.at)

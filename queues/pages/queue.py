@@ -127,7 +127,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
     began = timezone.localtime(now - span.duration)
     to_limit = request.GET.get("scale") == "limit"
-    has_maximum = not thresholds.is_spared(queue)
+    has_maximum = thresholds.has_limit(queue)
     drawn = charts.chart(samples, began, now, limits, has_maximum=has_maximum, to_limit=to_limit)
     since = growth.since(now, queue.first_seen)
     recent = [sample for sample in samples if sample[0] >= since]

@@ -253,7 +253,7 @@ def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
         limits = thresholds.of_queue(queue)
         length = None if queue.state == Queue.State.GONE else queue.length
         bar = charts.bar(length, limits) if length is not None else None
-        rows.append(Row(queue, limits, thresholds.is_spared(queue), bar, trend_of.get(queue.pk)))
+        rows.append(Row(queue, limits, not thresholds.has_limit(queue), bar, trend_of.get(queue.pk)))
     return rows
 
 

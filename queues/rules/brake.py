@@ -48,28 +48,6 @@ def groups_to_block(sizes: Mapping[Group, int], limit: int) -> Sequence[Group]:
     return largest_first
 
 
-class Brake(NamedTuple):
-    """The state of the brake. ``since`` is None while it blocks nothing; ``queues`` counts the blocked queues.
-
-    ``released`` counts the queues that ``released_by`` released at ``released_at``, or is 0 without a valid release.
-    """
-
-    since: datetime | None = None
-    queues: int = 0
-    released: int = 0
-    released_at: datetime | None = None
-    released_by: str = ""
-
-
-def brake() -> Brake:
-    watch = Watch.objects.filter(id=1).first()
-    if watch is None:
-        return Brake()
-    number = released(watch, timezone.now())
-    release = (watch.released_at, watch.released_by) if number else (None, "")
-    return Brake(watch.brake_since, watch.blocked, number, *release)
-
-
 class Release(NamedTuple):
     """The outcome of a release. ``released`` counts the queues that it released.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from django.conf import settings
 
 from rabbit.memory import NodeMemory
+from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 
 if TYPE_CHECKING:
     from queues.models import Queue
@@ -61,6 +62,11 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
 def is_spared(queue: "Queue | StoredQueue") -> bool:
     """Return whether a queue is never deleted for its length."""
     return queue.unbounded or queue.exclusive or queue.registered
+
+
+def has_limit(queue: "Queue | StoredQueue") -> bool:
+    """Return whether a deletion limit applies to a queue. A stream may be deleted for its name only."""
+    return not is_spared(queue) and queue.type not in TYPES_WITHOUT_LENGTH
 
 
 UNACKED_MINIMUM = timedelta(seconds=12)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from queues.rules.rows import StoredQueue
 
 LONGEST_GAP = timedelta(seconds=90)
-"""If no round of the deleter began for longer, it counts as not running. A round may last a minute."""
+"""If the deleter did not look for decisions for longer, it counts as not running. It does so each second."""
 
 Group = int | None
 """An owner, by primary key. Queues without owner are the group None."""

@@ -16,7 +16,7 @@ from agents.registration.queues import redeclare
 from notifications.mails import compose
 from notifications.models import Notification
 from queues.actions import single
-from queues.guard import consumer_health, monitor, once, pass_run, persistence
+from queues.guard import consumer_health, deleter, monitor, once, pass_run, persistence
 from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -124,6 +124,17 @@ def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(agents_vhost
     agents_amqp.queue("subscription_of_nobody", 11)
     assert once.run_once().deleted == 1
     assert notified_queues() == [("deletion", "subscription_of_nobody")] == notified_queues("ops@example.org")
+
+
+def test_a_queue_that_an_agent_registers_after_the_decision_to_delete_it_stays(
+    registered, agent, agents_vhost, agents_amqp, agents
+):
+    SubscriptionQueue.objects.filter(pk=registered.pk)._raw_delete("default")
+    agents_amqp.publish(registered.queue_name, 11)
+    assert len(monitor.run_pass().decided) == 1
+    agent.create_queue()
+    assert deleter.run().kept == 1
+    assert registered.queue_name in agents.queues(agents_vhost)
 
 
 def test_an_inactive_owner_is_not_notified(registered, agents_vhost, agents_amqp):

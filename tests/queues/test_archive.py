@@ -347,7 +347,20 @@ def test_a_queue_larger_than_an_owners_share_is_deleted_without_a_copy_and_nobod
     assert not Archive.objects.filter(state="kept").exists()
     facts = Notification.objects.get(kind="deletion", recipient="alice@example.org").facts
     assert (facts["archived"], facts["dropped"], facts["archive"]) == (0, 12, "")
-    assert facts["why_not_archived"] == destroying.LARGER_THAN_SHARE
+    assert facts["why_not_archived"] == destroying.SHARE_TAKEN
+
+
+def test_deletions_at_once_do_not_push_out_each_others_archives_whose_mails_have_just_gone_out(amqp, settings):
+    for number in range(3):
+        amqp.queue(f"{NAME}/{number}")
+        for _ in range(12):
+            amqp.channel.basic_publish("", f"{NAME}/{number}", os.urandom(1000))
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = shares.SHARE * 30_000
+    assert run_once().deleted == 3
+    mails = Notification.objects.filter(kind="deletion", recipient="alice@example.org")
+    promised = {mail.facts["archive"]: mail.facts["archived"] for mail in mails if mail.facts["archived"]}
+    assert promised == {one.uuid.hex: 12 for one in Archive.objects.filter(state="kept")}
+    assert len(promised) == 2
 
 
 def test_only_operators_see_the_archives_of_a_deleted_pulse_user_and_no_new_one_of_its_name(listed, alice, operator):

@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from celery import signals
 from django.db import connections
 from django.utils import timezone
 
@@ -13,6 +14,8 @@ from core import leases
 from notifications.models import Notification
 from queues import tasks
 from queues.guard import deleter, monitor, once
+from queues.guard.deleter_threads import keep_connection
+from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent, Watch
 from rabbit.amqp import Session
 from tests.support.toolbox import queue_names, sent, wait_until
@@ -62,8 +65,9 @@ def running():
 
 
 def test_one_owners_slow_queues_delay_neither_passes_nor_another_owners_deletion(
-    users, alice, bob, amqp, four, slow_archives, settings
+    users, alice, bob, amqp, four, slow_archives, settings, monkeypatch
 ):
+    monkeypatch.setattr(deleter, "ROUND_SECONDS", 1)  # so that rounds end before their archives
     users(alice, *(f"alice-{number}" for number in range(6)))
     users(bob, "bob")
     settings.GUARDIAN_DELETE_BRAKE = 100
@@ -165,6 +169,75 @@ def test_a_full_vhost_is_guarded_by_the_connection_that_the_deleter_keeps(amqp, 
     finally:
         management._delete("vhost-limits", guarded, "max-connections")
     assert (outcome.deleted, outcome.errors) == (3, [])
+
+
+def test_a_kept_connection_is_closed_when_the_address_leads_to_another_cluster(amqp, guarded):
+    monitor.run_pass()
+    [session] = keep_connection()._idle
+    assert keep_connection()._idle == [session]
+    Watch.objects.update(cluster="another")
+    assert keep_connection()._idle != [session]
+    assert not session.is_connected
+
+
+def test_slow_facts_about_one_queue_delay_no_other_deletion(users, alice, bob, amqp, four, monkeypatch):
+    users(alice, "alice")
+    users(bob, "bob")
+    gather, is_gathering, answer = deleter._gather, threading.Event(), threading.Event()
+
+    def gather_slowly(queues):
+        if queues[0].name == "queue/bob/builds":
+            is_gathering.set()
+            answer.wait(20)
+        return gather(queues)
+
+    store = deleter.destroying.store_batch
+
+    def store_slowly(archive, batch):
+        is_gathering.wait(20)
+        store(archive, batch)
+
+    monkeypatch.setattr(deleter, "_gather", gather_slowly)
+    monkeypatch.setattr(deleter.destroying, "store_batch", store_slowly)
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    thread = running()
+    wait_until(lambda: Archive.objects.exists())
+    amqp.queue("queue/bob/builds", 11)
+    monitor.run_pass()
+    wait_until(lambda: Queue.objects.get(name="queue/alice/builds").state == "gone")
+    assert Queue.objects.get(name="queue/bob/builds").state == "deleting"
+    answer.set()
+    thread.join()
+    assert Queue.objects.get(name="queue/bob/builds").state == "gone"
+
+
+def test_a_worker_that_stops_begins_no_more_deletions(amqp, guarded, monkeypatch):
+    monkeypatch.setattr(tasks, "_is_stopping", bytearray(1))
+    store = deleter.destroying.store_batch
+
+    def stop_and_store(archive, batch):
+        signals.worker_shutting_down.send("worker", sig="SIGTERM", how="Warm", exitcode=0)
+        store(archive, batch)
+
+    monkeypatch.setattr(deleter.destroying, "store_batch", stop_and_store)
+    for name in ("a", "b"):
+        amqp.queue(name, 11)
+    monitor.run_pass()
+    for _ in range(2):
+        tasks.delete_queues()
+    assert dict(Queue.objects.values_list("name", "state")) == {"a": "gone", "b": "deleting"}
+
+
+def test_no_warning_is_sent_while_an_owner_purges_the_queue(users, alice, amqp, guarded):
+    users(alice, "alice")
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    target = Target(guarded, "queue/alice/builds", "classic", Archive.Reason.PURGED)
+    with deleter.destroying._locked(target):
+        assert deleter.run().deleted == 0
+    assert (sent("alice@example.org"), Queue.objects.get().state) == ([], "deleting")
+    assert deleter.run().deleted == 1
 
 
 def test_operators_are_notified_once_of_deletions_that_are_late(amqp, guarded, settings):

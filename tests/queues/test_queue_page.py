@@ -377,6 +377,8 @@ def test_what_the_broker_refuses_is_not_offered_and_answers_409_with_the_reason(
         assert answer.status_code == 409
         assert unescape(why) in answer.json()["detail"]
     assert (f"/queues/{queue.uuid}/delete/" in page) == ("delete" not in impossible)
+    assert "Ask for a higher limit" not in page
+    assert "RESOURCE_LOCKED" not in page
 
 
 def test_a_full_vhost_is_named_on_the_page_and_in_the_api(guarded, amqp, alice, as_alice, management):

@@ -123,10 +123,9 @@ def test_sending_mails_takes_constant_statements_per_claim(db, mailbox, settings
 
 
 def test_a_pass_records_any_number_of_deletions_in_as_many_statements_and_the_deleter_takes_as_many_for_each(
-    create_queues, settings, monkeypatch
+    create_queues, settings
 ):
     settings.GUARDIAN_ARCHIVE_DAYS = 0
-    monkeypatch.setattr(deleter, "RUN_SECONDS", 600)
     of_pass, of_deleter = [], []
     for number in (20, 60):
         create_queues(number)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.rules.shares import Kept, share, to_delete
+from queues.rules.shares import Kept, room, share, to_delete
 
 ALICE, BOB, NOBODY = 1, 2, None
 
@@ -11,6 +11,11 @@ ALICE, BOB, NOBODY = 1, 2, None
 def test_an_owner_past_the_share_loses_their_own_oldest_archives():
     archives = [Kept(1, BOB, 10), *(Kept(number, ALICE, 10) for number in range(2, 6))]
     assert to_delete(archives, 100) == [2, 3]
+
+
+def test_a_new_archive_has_the_room_that_the_promised_ones_of_its_group_leave():
+    promised = [Kept(1, ALICE, 3), Kept(2, ALICE, 4), Kept(3, BOB, 9), Kept(4, NOBODY, 5), Kept(5, ALICE, 1)]
+    assert [room(promised, 100, new) for new in (5, 3, 4)] == [13, 20, 20]
 
 
 def test_archives_without_owner_have_one_share():

@@ -15,6 +15,7 @@ from accounts.models import Owner
 from agents.models import Sweep
 from core.models import Removal
 from notifications.models import Notification
+from queues.guard.unguarded import UNCOUNTED_TIME
 from queues.models import Archive, Pass, Watch
 from rabbit.entities import Node
 from status import facts, overview, rules
@@ -101,6 +102,11 @@ def leave_unguarded(reason):
     return lambda number: Watch.objects.update(unguarded={reason: [["/", str(index)] for index in range(number)]})
 
 
+def leave_uncounted(number):
+    since = seconds_ago(UNCOUNTED_TIME.total_seconds()).isoformat()
+    Watch.objects.update(unguarded={"uncounted": [["/", str(index), since] for index in range(number)]})
+
+
 def fail_archives(number):
     for _ in range(number):
         Archive.objects.create(vhost="/", queue_name="q", state="failed", error="why", created=NOW, expires=NOW)
@@ -126,6 +132,7 @@ CAUSES = {
     rules.UNADDRESSABLE: leave_unguarded("unaddressable"),
     rules.STREAMS: leave_unguarded("streams"),
     rules.EXCLUSIVE: leave_unguarded("exclusive"),
+    rules.UNCOUNTED: leave_uncounted,
     rules.ORPHANS_BRAKE: brake_a_sweep("orphans"),
     rules.STALE_BRAKE: brake_a_sweep("stale"),
     rules.OTHER_TASKS: lambda seconds: Watch.objects.update(consumers_counted_at=seconds_ago(seconds)),

@@ -29,6 +29,7 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.actions import effects
 from queues.models import Queue, QueueEvent, Watch
+from queues.rules.brake import released
 from rabbit.management import Management
 from rabbit.permissions import Permissions
 from tests.support.proxy import Proxy
@@ -262,6 +263,12 @@ def full_disk(model: type[Model], *, rows: int) -> Iterator[None]:
 def sent(recipient: str) -> list[str]:
     """Return the kinds of the notifications to this recipient, oldest first."""
     return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
+
+
+def braked() -> tuple[int, int]:
+    """Return how many queues the brake blocks, and for how many an operator released it."""
+    watch = Watch.objects.get()
+    return watch.blocked, released(watch, timezone.now())
 
 
 def queue_events(name: str) -> list[str]:

@@ -14,6 +14,7 @@ from accounts import audit
 from core.formatting import counted, rate_in_words
 from queues.guard import deleter, monitor, once
 from queues.guard.brake_table import Line, totals
+from queues.guard.deleter_threads import keep_connection
 from queues.guard.pass_run import Report
 from rabbit.names import QueueName, readable
 
@@ -101,8 +102,8 @@ def _delete(stop: threading.Event) -> None:
     while not stop.wait(DELETER_SECONDS):
         close_old_connections()
         try:
-            deleter.keep_connection()
-            deleter.run()
+            keep_connection()
+            deleter.run(stop.is_set)
         except Exception:  # try again, whatever the error
             logger.exception("Deleting failed.")
 
