@@ -96,13 +96,9 @@ def _kept() -> Iterator[Kept]:
 
 
 def _room(archive: Archive) -> int:
-    """Return the bytes that an archive may take. One that a person asked for may push out any other of its group."""
-    total = settings.GUARDIAN_ARCHIVE_TOTAL_BYTES
-    if archive.reason not in (Archive.Reason.LENGTH, Archive.Reason.NAME):
-        return shares.share(total)
-    recent = Archive.objects.filter(created__gt=timezone.now() - shares.PROMISED_FOR)
-    promised = recent.exclude(state=Archive.State.FAILED).exclude(reason=Archive.Reason.CALLED_OFF)
-    return shares.room(_with_groups(promised), total, archive.pk)
+    """Return the bytes that an archive may take, so that the next one that is kept does not push it out at once."""
+    unfinished = Archive.objects.filter(state__in=[Archive.State.OPEN, Archive.State.FETCHED])
+    return shares.room(_with_groups(unfinished), settings.GUARDIAN_ARCHIVE_TOTAL_BYTES, archive.pk)
 
 
 def _with_groups(archives: QuerySet[Archive]) -> Iterator[Kept]:

@@ -60,7 +60,7 @@ QUORUM_TICK_SECONDS = 6.0
 ELECTION_SECONDS = 10.0
 """A quorum queue elects a new leader within 6 s. Giving up earlier would cost an attempt."""
 TOO_MANY_ATTEMPTS = f"{MAX_ATTEMPTS} attempts failed"
-SHARE_TAKEN = "with it, the archives of its owner from the last hour would take more than they may"
+SHARE_TAKEN = "it is larger than what the archives of one owner may take, less those being written"
 PASSED_OVER = "a quorum queue with x-single-active-consumer gives its messages to the active consumer alone"
 FETCH_PAUSED = (
     "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"

@@ -2,16 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import NamedTuple
 
 from queues.rules.turns import Group
 
 SHARE = 5
 """The archives of one group may take this fraction of the bytes of all."""
-
-PROMISED_FOR = timedelta(hours=1)
-"""For this long, Guardian's own deletions do not push out an archive of the same group: its mail has just gone out."""
 
 
 class Kept(NamedTuple):
@@ -27,9 +23,9 @@ def share(total: int) -> int:
     return total // SHARE
 
 
-def room(promised: Iterable[Kept], total: int, new: int) -> int:
-    """Return the bytes that the archive ``new`` may take, beside the others of its group that are ``promised``."""
-    archives = list(promised)
+def room(unfinished: Iterable[Kept], total: int, new: int) -> int:
+    """Return the bytes that the archive ``new`` may take, beside the others of its group that are being written."""
+    archives = list(unfinished)
     group = next((one.group for one in archives if one.pk == new), None)
     return share(total) - sum(one.bytes for one in archives if one.group == group and one.pk != new)
 

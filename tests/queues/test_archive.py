@@ -350,17 +350,15 @@ def test_a_queue_larger_than_an_owners_share_is_deleted_without_a_copy_and_nobod
     assert facts["why_not_archived"] == destroying.SHARE_TAKEN
 
 
-def test_deletions_at_once_do_not_push_out_each_others_archives_whose_mails_have_just_gone_out(amqp, settings):
-    for number in range(3):
-        amqp.queue(f"{NAME}/{number}")
-        for _ in range(12):
-            amqp.channel.basic_publish("", f"{NAME}/{number}", os.urandom(1000))
+def test_an_archive_takes_no_room_that_another_one_of_its_owner_is_being_written_to(amqp, settings):
     settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = shares.SHARE * 30_000
-    assert run_once().deleted == 3
-    mails = Notification.objects.filter(kind="deletion", recipient="alice@example.org")
-    promised = {mail.facts["archive"]: mail.facts["archived"] for mail in mails if mail.facts["archived"]}
-    assert promised == {one.uuid.hex: 12 for one in Archive.objects.filter(state="kept")}
-    assert len(promised) == 2
+    store_archive(name="queue/alice/other", state="open", stored_bytes=25_000)
+    amqp.queue(NAME)
+    for _ in range(12):
+        amqp.channel.basic_publish("", NAME, os.urandom(1000))
+    assert run_once().deleted == 1
+    facts = Notification.objects.get(kind="deletion", recipient="alice@example.org").facts
+    assert (facts["archived"], facts["why_not_archived"]) == (0, destroying.SHARE_TAKEN)
 
 
 def test_only_operators_see_the_archives_of_a_deleted_pulse_user_and_no_new_one_of_its_name(listed, alice, operator):
