@@ -22,6 +22,7 @@ from django.db import close_old_connections, connection, transaction
 from django.test import TransactionTestCase
 
 from core.mails import AUTOMATIC_HEADERS
+from queues.guard import deleter_threads
 from rabbit.amqp import Session
 from rabbit.management import Management
 from status import probes
@@ -343,7 +344,7 @@ def amqp(broker: Broker, vhost: str) -> Iterator[Amqp]:
 
 
 @pytest.fixture
-def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -> str:
+def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -> Iterator[str]:
     """Guard the test's vhost, not for the first time, with small thresholds: warned at 5 messages, deleted over 10."""
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.RABBIT_URL = broker.amqp_url
@@ -353,7 +354,10 @@ def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
     store_strictest_settings()
-    return vhost
+    yield vhost
+    # Another test may get this vhost. It must not find the deleter's connection there.
+    deleter_threads._sessions(os.getpid(), broker.amqp_url, vhost).close()
+    deleter_threads._sessions.cache_clear()
 
 
 @pytest.fixture
