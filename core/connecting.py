@@ -15,6 +15,13 @@ PORTS = {"amqp": 5672, "amqps": 5671, "ws": 80, "wss": 443}
 LIBRARIES = {"pika": "Python (pika)", "java": "Java", "node": "Node.js (amqplib)", "go": "Go (amqp091-go)"}
 """The AMQP libraries with an example in ``templates/connecting``, and their names."""
 
+INSTALL = {
+    "pika": "pip install pika",
+    "node": "npm install amqplib",
+    "go": "go get github.com/rabbitmq/amqp091-go",
+}
+"""The commands that install them. Java's is a dependency in the build file."""
+
 
 class Address(NamedTuple):
     """A public address of the broker. ``path`` is that of STOMP over WebSocket, or empty."""
@@ -27,8 +34,11 @@ class Address(NamedTuple):
 
 
 class Example(NamedTuple):
+    """A program, and the command that installs its library, if there is one."""
+
     name: str
     code: str
+    install: str = ""
 
 
 def amqp_address() -> Address | None:
@@ -70,7 +80,7 @@ def examples(username: str, vhost: str, queue: str, exchange: str = "") -> list[
         "tls": address.tls,
     }
     return [
-        Example(name, render_to_string(f"connecting/{library}.txt", context).strip())
+        Example(name, render_to_string(f"connecting/{library}.txt", context).strip(), INSTALL.get(library, ""))
         for library, name in LIBRARIES.items()
     ]
 

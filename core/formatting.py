@@ -44,3 +44,24 @@ def duration(seconds: float | None) -> str:
         if seconds >= size * 1.5:
             return counted(round(seconds / size), unit)
     return counted(round(seconds), "second")
+
+
+def short_duration(seconds: float) -> str:
+    """Return a duration in a few characters, such as "12 min"."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size * 1.5:
+            return f"{round(seconds / size):,} {unit}"
+    return f"{round(seconds)} s"
+
+
+RELATIVE_DAYS = 30
+
+
+def relative(seconds_ago: float) -> str:
+    """Return a time relative to now, such as "5 min ago" or "in 6 d", or an empty text if it is far away."""
+    if abs(seconds_ago) < 1:
+        return "just now"
+    if abs(seconds_ago) > RELATIVE_DAYS * 86_400:
+        return ""
+    words = short_duration(abs(seconds_ago))
+    return f"{words} ago" if seconds_ago > 0 else f"in {words}"

@@ -1,4 +1,6 @@
-from typing import Any
+"""The context of all pages: the navigation, and how to sign in."""
+
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -24,15 +26,67 @@ HELP = {
 """The page under ``/help/`` about each section of the site."""
 
 
+class Entry(NamedTuple):
+    """An entry of the navigation. ``section`` is the first part of the paths of its pages."""
+
+    section: str
+    words: str
+    url: str
+
+
+class Group(NamedTuple):
+    """Entries of the navigation under a heading, which may be empty."""
+
+    words: str
+    entries: list[Entry]
+
+
 def navigation(request: HttpRequest) -> dict[str, Any]:
-    """Return the context of all pages: how to sign in, the current section, and what the user may do."""
+    """Return the context of all pages."""
     section = request.path.split("/")[1]
+    # Lazy: what is not a page needs no navigation, and the request of a missing static file has no user.
+    groups = SimpleLazyObject(lambda: _groups(request, section))
     return {
         "oidc_name": settings.OIDC_NAME if settings.OIDC_ISSUER else "",
-        "section": section,
-        "help_url": reverse("help") + HELP.get(section, ""),
-        # The request of a missing static file has no user.
-        "may_vouch": hasattr(request, "user") and vouching.may_vouch(request.user),
-        # Lazy: only the navigation of a signed-in user needs it.
-        "sees_message_store": SimpleLazyObject(lambda: has_something_to_see(request.user)),
+        "navigation": groups,
+        "here": SimpleLazyObject(
+            lambda: next((one for group in groups for one in group.entries if one.section == section), "")
+        ),
     }
+
+
+def _groups(request: HttpRequest, section: str) -> list[Group]:
+    user = getattr(request, "user", None)
+    guide = Entry("help", "Help", reverse("help") + HELP.get(section, ""))
+    if user is None or not user.is_authenticated:
+        return [Group("", [_entry("signin", "Sign in", "account_login"), guide])]
+    applications = [_entry("message-store", "Applications", "message_store")] if has_something_to_see(user) else []
+    operators = [
+        *([_entry("admin", "Administration", "admin:index")] if user.is_staff else []),
+        *([_entry("owners", "Owners", "owners")] if vouching.may_vouch(user) else []),
+    ]
+    return [
+        Group("", [_entry("", "Home", "home")]),
+        Group(
+            "",
+            [
+                _entry("queues", "Queues", "queues"),
+                _entry("archives", "Archives", "archives"),
+                _entry("exchanges", "Exchanges", "exchanges"),
+            ],
+        ),
+        Group(
+            "",
+            [
+                _entry("pulse-users", "Pulse users", "pulse_users"),
+                _entry("subscriptions", "Agents", "subscriptions"),
+                *applications,
+            ],
+        ),
+        Group("", [_entry("tokens", "Tokens", "tokens"), _entry("settings", "Settings", "settings"), guide]),
+        *([Group("Operators", operators)] if operators else []),
+    ]
+
+
+def _entry(section: str, words: str, name: str) -> Entry:
+    return Entry(section, words, reverse(name))

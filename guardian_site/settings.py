@@ -113,6 +113,11 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
                 "guardian_site.context.navigation",
             ],
+            "builtins": [
+                "core.templatetags.components",
+                "django.contrib.humanize.templatetags.humanize",
+                "django.templatetags.static",
+            ],
         },
     },
 ]

@@ -4,7 +4,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from accounts.signing_in import codes
-from guardian_site import help_pages, views
+from guardian_site import help_pages, styleguide, views
 from message_store.http import views as api
 
 urlpatterns = [
@@ -17,6 +17,7 @@ urlpatterns = [
     path("help/", help_pages.index, name="help"),
     path("help/<slug:name>/", help_pages.document, name="help_document"),
     path("help/examples/<str:name>", help_pages.example, name="help_example"),
+    path("styleguide/", styleguide.page, name="styleguide"),
     path("v1/", include("message_store.http.urls")),
     path("__heartbeat__", api.heartbeat, name="store-heartbeat"),
     path("message-store/", include("message_store.pages.urls")),

@@ -1,6 +1,6 @@
 // /api/docs/: send a call with the reader's session or token, and show the answer. No address and no storage gets the token.
 
-for (const form of document.querySelectorAll("form.try")) {
+for (const form of document.querySelectorAll("form[data-method]")) {
   form.hidden = false;
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -14,7 +14,7 @@ open();
 
 function open() {
   const target = document.getElementById(location.hash.slice(1));
-  if (target?.matches("details.call")) {
+  if (target?.matches("details")) {
     target.open = true;
     target.scrollIntoView();
   }

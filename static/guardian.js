@@ -16,11 +16,25 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-// On a phone, the menu scrolls to the current page.
-const currentPage = document.querySelector("header.site [aria-current]");
-if (currentPage !== null) {
-  const menu = currentPage.parentElement;
-  menu.scrollLeft = currentPage.offsetLeft - menu.clientWidth / 2;
+// The tabs of a page are its sections. CSS shows the one in the address, and this marks its link.
+function markTab() {
+  const target = document.getElementById(location.hash.slice(1));
+  const shown = target?.closest(".tabbed > section") ?? document.querySelector(".tabbed > section");
+  for (const link of document.querySelectorAll('.tabs a[href^="#"]')) {
+    link.toggleAttribute("aria-current", link.hash === `#${shown?.id}`);
+  }
+}
+addEventListener("hashchange", markTab);
+markTab();
+
+// A field that shows only the rows of a table with its text.
+for (const field of document.querySelectorAll("[data-finds]")) {
+  field.parentElement.hidden = false;
+  field.addEventListener("input", () => {
+    for (const row of document.querySelectorAll(`#${field.dataset.finds} tbody tr`)) {
+      row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
+    }
+  });
 }
 
 // A box that ticks all others of its form.
@@ -33,15 +47,13 @@ document.addEventListener("change", (event) => {
   }
 });
 
-// Shows the time and the length under the pointer in a chart.
-document.addEventListener("pointermove", (event) => {
-  const plot = event.target.closest("[data-chart]");
-  if (plot === null) {
-    return;
-  }
+// Shows the time and the length under the pointer in a chart, also after the chart was refreshed.
+let pointed = null;
+
+function read(plot, x) {
   const points = JSON.parse(plot.dataset.points);
   const box = plot.getBoundingClientRect();
-  const share = Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1);
+  const share = Math.min(Math.max((x - box.left) / box.width, 0), 1);
   const seconds = share * Number(plot.dataset.seconds);
   const point = points.findLast(([since]) => since <= seconds);
   if (point === undefined) {
@@ -58,6 +70,21 @@ document.addEventListener("pointermove", (event) => {
   }).format(at);
   plot.parentElement.querySelector(".reading").textContent =
     `${time}: ${point[1].toLocaleString("en")} ${point[1] === 1 ? "message" : "messages"}`;
+}
+
+document.addEventListener("pointermove", (event) => {
+  const plot = event.target.closest("[data-chart]");
+  if (plot !== null) {
+    pointed = event.clientX;
+    read(plot, pointed);
+  }
+});
+
+document.addEventListener("htmx:after:swap", () => {
+  const plot = document.querySelector("[data-chart]");
+  if (plot !== null && pointed !== null) {
+    read(plot, pointed);
+  }
 });
 
 // The time zone of the browser, for pages before the first sign-in and for new accounts.

@@ -1,20 +1,32 @@
 """The page that a visitor sees first: what needs attention, and what happened."""
 
-from collections.abc import Sequence
-from datetime import datetime
+import math
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from django.db.models import QuerySet
+from django.urls import reverse
+
+from accounts.access import vouching
 from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import duration
 from queues.actions import limit_requests
-from queues.models import Queue, QueueEvent, Watch
+from queues.models import Archive, Queue, QueueEvent, Watch
 from queues.pages.queue import describe_event
 from queues.pages.queue_list import Row, rows_of
-from queues.rules.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit
+from queues.rules.freshness import Freshness, freshness_of_list
+from queues.rules.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit, that_may_fill
+from queues.rules.states import Level
 from rabbit.names import readable
 
 QUEUES_SHOWN = 10
+QUEUES_COMPARED = 50
+"""The most urgent queues are found among this many that are over a threshold, and that may fill."""
+
+DELETED_SHOWN = 10
+DELETED_SHOWN_FOR = timedelta(days=1)
 EVENTS_SHOWN = 10
 REQUESTS_SHOWN = 10
 
@@ -29,43 +41,104 @@ class Happened(NamedTuple):
     who: str
 
 
-class Dashboard(NamedTuple):
-    """The content of the page. ``queues`` are the worst of those that need attention.
+class Deleted(NamedTuple):
+    """A queue that Guardian deleted: the event, and the archive of its messages if there is one."""
 
-    ``trouble`` are sentences about the broker. ``limit_requests`` are the latest that are open: none for owners.
+    event: QueueEvent
+    name: str
+    archive: Archive | None
+
+
+class Step(NamedTuple):
+    """What a visitor can do next about a queue: the words of a button, and its link."""
+
+    words: str
+    url: str
+
+
+class Dashboard(NamedTuple):
+    """The content of the page. ``queues`` are the most urgent of those that need attention, each with the next step.
+
+    ``trouble`` are sentences about the broker. Requests are those that operators have to decide: none for owners.
     """
 
     counts: Counts
-    queues: Sequence[Row]
+    attention: int
+    deleted: Sequence[Deleted]
+    queues: Sequence[tuple[Row, Step]]
     events: Sequence[Happened]
     pulse_users: int
     agents: int
+    freshness: Freshness
     trouble: Sequence[str]
     nodes: int
     limit_requests: Sequence[QueueEvent]
+    access_requests: Sequence[Owner]
 
     @property
     def more(self) -> int:
         """The number of queues that need attention and aren't shown."""
-        return self.counts.attention - len(self.queues)
+        return self.attention - len(self.queues)
 
 
-def dashboard(visitor: Owner, now: datetime) -> Dashboard:
-    """Return the content of the page of an owner; an operator sees everything. The broker is not queried."""
+def dashboard(visitor: Owner, now: datetime, seen: Collection[int] = ()) -> Dashboard:
+    """Return the content of the page of an owner; an operator sees everything. The broker is not queried.
+
+    ``seen`` are the keys of the deletions that the visitor has looked at.
+    """
     mine = Queue.objects.seen_by(visitor)
     counts = add_up(count_by_state(mine))
-    worst = nearest_to_limit(mine.filter(NEEDS_ATTENTION).select_related("pulse_user", "owner"))[:QUEUES_SHOWN]
-    watch = Watch.objects.filter(id=1).first() or Watch()
+    watch = Watch.objects.filter(id=1).first()
+    freshness = freshness_of_list(watch)
+    shown = mine.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
+    worst = rows_of(nearest_to_limit(shown.filter(NEEDS_ATTENTION))[:QUEUES_COMPARED], freshness.now)
+    filling = rows_of(that_may_fill(shown.exclude(NEEDS_ATTENTION), now)[:QUEUES_COMPARED], freshness.now)
+    soon = [row for row in filling if row.state.needs_attention]
+    watch = watch or Watch()
     return Dashboard(
         counts,
-        rows_of(worst, now) if counts.attention else [],
+        counts.attention + len(soon),
+        _deleted(visitor, mine, now, seen),
+        [(row, next_step(row, visitor)) for row in sorted([*soon, *worst], key=_urgency)[:QUEUES_SHOWN]],
         _events(visitor),
         PulseUser.objects.seen_by(visitor).count(),
         AgentIdentity.objects.seen_by(visitor).count(),
+        freshness,
         _trouble(watch, now, names_nodes=visitor.is_staff),
         len(watch.nodes),
         list(limit_requests.open_requests()[:REQUESTS_SHOWN]) if visitor.is_staff else [],
+        list(vouching.open_requests()[:REQUESTS_SHOWN]) if visitor.is_staff else [],
     )
+
+
+def _urgency(row: Row) -> tuple[bool, float]:
+    """Return what rows are sorted by: what is lost, then what will be first, then the rest."""
+    is_critical = row.state.level == Level.CRITICAL
+    return not is_critical, row.seconds_to_max if row.seconds_to_max is not None else 0 if is_critical else math.inf
+
+
+def next_step(row: Row, visitor: Owner) -> Step:
+    """Return what the visitor can do about this queue."""
+    queue = row.queue
+    if queue.block_reason and visitor.is_staff:
+        return Step("Decide", reverse("operate_brake"))
+    if queue.state != Queue.State.DELETING and not row.spared and (row.is_filling or queue.block_reason):
+        if visitor.is_staff:
+            return Step("Raise limit", reverse("queue_limits", args=[queue.uuid]))
+        return Step("Ask for a limit", reverse("queue_limit_request", args=[queue.uuid]))
+    return Step("Open", reverse("queue", args=[queue.uuid]))
+
+
+def _deleted(visitor: Owner, mine: QuerySet[Queue], now: datetime, seen: Collection[int]) -> list[Deleted]:
+    """Return the queues that Guardian deleted in the last day and nobody declared again, the latest first."""
+    gone = QueueEvent.objects.filter(
+        kind=QueueEvent.Kind.DELETED, at__gt=now - DELETED_SHOWN_FOR, queue__in=mine.filter(state=Queue.State.GONE)
+    )
+    latest = {event.queue_id: event for event in reversed(gone.exclude(pk__in=seen)[:DELETED_SHOWN])}
+    archives = Archive.objects.seen_by(visitor).filter(queue__in=latest).order_by("created")
+    archive_of = {archive.queue_id: archive for archive in archives}
+    events = sorted(latest.values(), key=lambda event: event.at, reverse=True)
+    return [Deleted(event, readable(event.queue_name), archive_of.get(event.queue_id)) for event in events]
 
 
 def _events(visitor: Owner) -> list[Happened]:

@@ -75,7 +75,7 @@ class Screenshot(NamedTuple):
     email: str
     path: str
     height: int = 0
-    width: int = 1000
+    width: int = 1280
 
 
 def screenshots() -> list[Screenshot]:
@@ -83,11 +83,11 @@ def screenshots() -> list[Screenshot]:
     from queues.models import Archive, Queue
 
     return [
-        Screenshot("queues", OWNER, "/queues/", 860),
-        Screenshot("queue", OWNER, f"/queues/{Queue.objects.get(name=LONG).uuid}/", 830),
-        Screenshot("archive", OWNER, f"/archives/{Archive.objects.get().uuid}/", 830),
-        Screenshot("pulse-users", OWNER, "/pulse-users/"),
-        Screenshot("admin", OPERATOR, "/admin/", 940, 1200),
+        Screenshot("queues", OWNER, "/queues/", 500),
+        Screenshot("queue", OWNER, f"/queues/{Queue.objects.get(name=LONG).uuid}/", 860),
+        Screenshot("archive", OWNER, f"/archives/{Archive.objects.get().uuid}/", 800),
+        Screenshot("pulse-users", OWNER, "/pulse-users/", 700),
+        Screenshot("admin", OPERATOR, "/admin/", 940),
     ]
 
 

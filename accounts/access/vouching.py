@@ -137,6 +137,12 @@ def request_vouching(owner: Owner, reason: str) -> None:
     _refresh(locked, owner)
 
 
+def open_requests() -> QuerySet[Owner]:
+    """Return the owners who requested access and have none, the earliest request first."""
+    asking = Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
+    return asking.order_by("vouch_requested_at")
+
+
 def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | None) -> None:
     """Apply the vouching rules to an owner who signs in.
 

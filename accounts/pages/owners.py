@@ -82,12 +82,11 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
     page = page_of(request, owners if request.user.is_staff else owners.none())
     records = Vouching.objects.filter(owner__in=list(page)).select_related("by").order_by("at", "id")
     last = {record.owner_id: record for record in records}
-    asking = Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
     return render(
         request,
         "accounts/owners.html",
         {
-            "asking": asking.order_by("vouch_requested_at")[:REQUESTS_SHOWN],
+            "asking": vouching.open_requests()[:REQUESTS_SHOWN],
             "page": page,
             "rows": [(owner, last.get(owner.pk)) for owner in page],
             "search": search,

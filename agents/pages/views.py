@@ -25,9 +25,8 @@ from core.links import absolute_url
 from core.models import Removal
 from queues.models import Queue
 from queues.pages.destroy import describe_failure
-from queues.pages.queue_list import Row
+from queues.pages.queue_list import Row, rows_of
 from queues.pages.visitors import Request, signed_in
-from queues.rules import charts, thresholds
 from rabbit import amqp
 from rabbit.entities import Client
 from rabbit.errors import BrokerError, NotOnBroker
@@ -277,13 +276,7 @@ def _queue_row(
 def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
     """Return the table rows of these queues, if they are stored, by vhost and name. Their names contain UUIDs."""
     found = Queue.objects.filter(name__in=names).exclude(state=Queue.State.GONE).select_related("pulse_user")
-    return {(queue.vhost, queue.name): _row(queue) for queue in found} if names else {}
-
-
-def _row(queue: Queue) -> Row:
-    limits = thresholds.of_queue(queue)
-    bar = charts.bar(queue.length, limits) if queue.length is not None else None
-    return Row(queue, limits, spared=True, bar=bar)
+    return {(row.queue.vhost, row.queue.name): row for row in rows_of(found)} if names else {}
 
 
 def _live_connections(clients: Iterable[Client]) -> dict[tuple[str, str], LiveConnections]:

@@ -5,9 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from queues.models import QueueEvent
-
-ENDINGS = (QueueEvent.Kind.DELETED, QueueEvent.Kind.REMOVED, QueueEvent.Kind.GONE)
-"""The kinds of event after which a queue is gone."""
+from queues.rules.conditions import ENDINGS
 
 REASONS = {"unregistered": ", because it had no registration", "vhost": ", with its virtual host"}
 

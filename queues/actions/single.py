@@ -25,7 +25,7 @@ from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.destroying import Target
-from queues.models import Archive, Queue, QueueEvent
+from queues.models import Archive, Queue, QueueEvent, QueueSample
 from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
 from rabbit.entities import Binding, QueueConsumer, QueueRates
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
@@ -112,6 +112,9 @@ def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
         broker.session(queue.vhost) as session,
     ):
         removed = destroying.purge_queue(session, _target(queue, by, Archive.Reason.PURGED, keep))
+    Queue.objects.filter(pk=queue.pk).update(ready=0)  # so that pages show it before the next list
+    if queue.unacknowledged is not None:
+        QueueSample.objects.create(queue=queue, at=timezone.now(), length=queue.unacknowledged)
     logger.info("%s in %s was purged by %s", queue.name, queue.vhost, by)
     return removed
 

@@ -39,6 +39,7 @@ from queues.api.serializers import (
 from queues.archives import reading
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.rules import charts
+from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import QueueFilter
 from rabbit.errors import BrokerUnavailable
 
@@ -66,9 +67,9 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         return seen.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Add the time when queues were last listed."""
-        listed_at = Watch.objects.values_list("listed_at", flat=True).first()
-        return {**super().get_serializer_context(), "listed_at": listed_at}
+        """Add when queues were last listed."""
+        freshness = freshness_of_list(Watch.objects.filter(id=1).first())
+        return {**super().get_serializer_context(), "freshness": freshness}
 
     @extend_schema(request=LimitsSerializer, responses={200: QueueSerializer, 409: ConfirmationRequired})
     def partial_update(self, request: Request, uuid: str) -> Response:

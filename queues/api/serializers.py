@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.urls import reverse
+from django.utils.functional import cached_property
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
@@ -18,6 +19,9 @@ from queues.actions.selected import MAX_SELECTED
 from queues.models import Queue, QueueEvent, QueueSample
 from queues.rules import thresholds
 from queues.rules.charts import SPANS
+from queues.rules.conditions import conditions
+from queues.rules.freshness import Freshness
+from queues.rules.states import Condition, Level
 from rabbit.entities import Binding
 
 QUEUE = {
@@ -30,6 +34,7 @@ QUEUE = {
     "pulse_user": "alice",
     "owners": ["alice@example.org"],
     "state": "warned",
+    "severity": "warning",
     "blocked": False,
     "length": 2104,
     "ready": 2100,
@@ -62,6 +67,9 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         slug_field="username", read_only=True, allow_null=True
     )
     owners = serializers.SerializerMethodField(help_text="Their e-mail addresses.")
+    severity = serializers.SerializerMethodField(
+        help_text="Critical is what is lost, or will be within half an hour at its present growth."
+    )
     blocked = serializers.SerializerMethodField(
         help_text="Whether its deletion is blocked until an operator decides, for example while it is over its limit."
     )
@@ -75,9 +83,9 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     class Meta:
         model = Queue
         fields = [
-            "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "blocked", "length",
-            "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered",
-            "first_seen", "last_seen",
+            "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
+            "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length",
+            "unbounded", "registered", "first_seen", "last_seen",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -85,6 +93,18 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         """Return the addresses of the Pulse user's owners, or of the owner whose agents registered the queue."""
         owners = [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
         return [*owners, queue.owner.email] if queue.owner else owners
+
+    @extend_schema_field(serializers.ChoiceField(choices=[level.value for level in Level]))
+    def get_severity(self, queue: Queue) -> str:
+        """Return the level of its condition, as the pages show it."""
+        return self._conditions[queue.pk].level
+
+    @cached_property
+    def _conditions(self) -> dict[int, Condition]:
+        """The conditions of all queues that are shown, read at once."""
+        shown: Any = self.parent.instance if self.parent else [self.instance]
+        freshness: Freshness = self.context["freshness"]
+        return conditions(list(shown), freshness.now)
 
     def get_blocked(self, queue: Queue) -> bool:
         """Return whether its deletion is blocked."""
@@ -100,7 +120,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
 
     def get_last_seen(self, queue: Queue) -> datetime:
         """Return the time of the last list if it had the queue: an unchanged queue's row is not written."""
-        listed_at: datetime | None = self.context["listed_at"]
+        listed_at: datetime | None = self.context["freshness"].listed_at
         exists = queue.state != Queue.State.GONE and queue.misses == 0
         return max(queue.last_seen, listed_at) if exists and listed_at else queue.last_seen
 

@@ -24,8 +24,8 @@ from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Queue, Watch
 from queues.rules import thresholds
-from queues.rules.listing import should_have_consumer
 from queues.rules.rows import WITHOUT_COUNTS, StoredQueue
+from queues.rules.states import should_have_consumer
 from rabbit.errors import BrokerError
 from rabbit.management import Management
 from rabbit.names import QueueName

@@ -125,6 +125,7 @@ def archive_page(request: Request, uuid: UUID) -> HttpResponse:
             "lines": lines,
             "last": lines[-1].position if lines else 0,
             "previous": max(1, first - MESSAGES_PER_PAGE) if first > 1 else None,
+            "last_page": max(1, archive.messages - MESSAGES_PER_PAGE + 1),
             "next": first + MESSAGES_PER_PAGE if first + MESSAGES_PER_PAGE <= archive.messages else None,
             "replays": archive.replays.select_related("by")[:REPLAYS_SHOWN],
         },

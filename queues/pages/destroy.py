@@ -18,8 +18,8 @@ from queues.actions import single
 from queues.archives.outcomes import Removed, outcome_in_words
 from queues.models import Queue, Watch
 from queues.pages.queue import bindings_shown, seen_queue
-from queues.pages.queue_list import freshness_of_list
 from queues.pages.visitors import Request, signed_in
+from queues.rules.freshness import freshness_of_list
 from rabbit.errors import BrokerError, Refused, was_not_executed
 from rabbit.names import readable
 

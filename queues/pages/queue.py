@@ -1,6 +1,7 @@
 """The page of a queue."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -14,23 +15,31 @@ from django.views.decorators.http import require_safe
 from django_htmx.http import HttpResponseClientRefresh
 
 from accounts.models import Owner
-from core.formatting import duration, rate_in_words
 from queues.actions import limit_requests, single
 from queues.actions.endings import bindings_at_deletion, ending
 from queues.guard import feeding
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
-from queues.pages.forms import LimitsForm
-from queues.pages.queue_list import freshness_of_list, outlook, rows_of
+from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
-from queues.rules import charts, growth, thresholds
+from queues.rules import charts, thresholds
+from queues.rules.freshness import freshness_of_list
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.entities import Binding
 from rabbit.names import readable
 from rabbit.snapshot import CLASSIC
 
+SEEN_DELETIONS = "seen_deletions"
+"""The key in the session of the deletions that the visitor has looked at: the last few keys of events."""
+MAX_SEEN = 100
+
 EVENTS_SHOWN = 50
 BINDINGS_SHOWN = 50
 ARCHIVES_SHOWN = 5
+SCALES = ("fit", "limit")
+"""Scales of the chart: to the lengths, or up to the limits, as by default for a queue that needs attention."""
+
+FREQUENT = (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED)
+"""Kinds of event that are not marked in the chart."""
 
 
 # One queue
@@ -46,10 +55,11 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     if live.consumers is not None:
         queue.consumers = live.consumers  # the stored count may be a minute old
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
+    if not there:
+        _mark_as_seen(request, events)
     limit = live.limit if not queue.registered else None
     is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
     context = _now(request, queue, is_limited=is_limited)
-    limits = LimitsForm(initial={name: getattr(queue, name) for name in single.LIMITS})
     may_destroy = request.user.is_staff or not queue.registered
     why_not_purged = single.why_not_purged(queue)
     return render(
@@ -57,14 +67,13 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
         "queues/queue.html",
         {
             **context,
-            "there": there,
             "owners": _owners(queue),
             "max_messages": REGISTERED_MAX_LENGTH if queue.registered else None,
             "live": live,
             "bindings": bindings_shown(live.bindings),
             "upstream": bindings_shown(live.upstream),
             "arguments": _arguments_shown(live),
-            "limits": limits if request.user.is_staff else None,
+            "may_set_limits": there and request.user.is_staff,
             "fetch_paused_until": thresholds.fetch_paused_until(queue, timezone.now()),
             "limit_request": limit_requests.open_request(queue) if there else None,
             "may_destroy": may_destroy,
@@ -79,6 +88,14 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "events": [(event, *describe_event(event)) for event in events],
         },
     )
+
+
+def _mark_as_seen(request: Request, events: list[QueueEvent]) -> None:
+    """Let the front page no longer show the deletion of the queue of these events, newest first, to this visitor."""
+    seen: list[int] = request.session.get(SEEN_DELETIONS, [])
+    last = next((event.pk for event in events if event.kind == QueueEvent.Kind.DELETED), None)
+    if last is not None and last not in seen:
+        request.session[SEEN_DELETIONS] = [*seen, last][-MAX_SEEN:]
 
 
 def _owners(queue: Queue) -> list[Owner]:
@@ -117,7 +134,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
     ``is_limited``: the broker itself keeps the queue within its deletion limit.
     """
     watch = Watch.objects.filter(id=1).first()
-    limits = thresholds.of_queue(queue)
+    freshness = freshness_of_list(watch)
     span = _span(request)
     there = queue.state != Queue.State.GONE
     now = timezone.now() if there else queue.last_seen
@@ -126,33 +143,42 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         # Samples are pruned: a length that has not changed for longer than they are kept has no sample.
         samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
     began = timezone.localtime(now - span.duration)
-    to_limit = request.GET.get("scale") == "limit"
-    has_maximum = thresholds.has_limit(queue)
-    drawn = charts.chart(samples, began, now, limits, has_maximum=has_maximum, to_limit=to_limit)
-    since = growth.since(now, queue.first_seen)
-    recent = [sample for sample in samples if sample[0] >= since]
-    grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
-    (row,) = rows_of([queue])
+    (found,) = rows_of([queue], freshness.now)
+    row = replace(found, is_limited=is_limited)
+    scale = request.GET.get("scale", "")
+    to_limit = scale == "limit" if scale in SCALES else row.state.needs_attention
+    limits = row.thresholds
+    drawn = charts.chart(samples, began, now, limits, has_maximum=not row.spared, to_limit=to_limit)
     return {
         "row": row,
         "queue": queue,
+        "there": there,
         "name": row.name,
         "vhost": row.vhost,
         "thresholds": limits,
         "spared": row.spared,
-        "outlook": outlook(row, grows, is_limited=is_limited),
+        "outlook": outlook(row),
         "is_limited": is_limited,
-        "rate": rate_in_words(grows.per_second) if grows else "",
-        "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared and not is_limited else "",
         "chart": drawn,
         "chart_began": began,
         "times": charts.time_ticks(span, began, now),
+        "event_marks": _event_marks(queue, began, now),
+        "scale": scale if scale in SCALES else "",
         "to_limit": to_limit,
         "span": span,
         "spans": charts.SPANS.values(),
-        "freshness": freshness_of_list(watch),
+        "freshness": freshness,
         "watch": watch,
     }
+
+
+def _event_marks(queue: Queue, began: datetime, ended: datetime) -> list[charts.Tick]:
+    """Return the places of the queue's latest events in this window, in percent, with what happened."""
+    events = queue.events.filter(at__gt=began, at__lte=ended).exclude(kind__in=FREQUENT).select_related("by")
+    return [
+        charts.Tick(round((event.at - began) / (ended - began) * 100, 2), describe_event(event)[0])
+        for event in events[:EVENTS_SHOWN]
+    ]
 
 
 def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Sample]:

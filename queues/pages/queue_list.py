@@ -4,27 +4,31 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
 from django import forms
-from django.conf import settings
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
 from accounts.models import PulseUser
 from core.formatting import duration, short_rate
 from queues.models import Queue, Watch
-from queues.pages.trends import Trend, trends
 from queues.pages.visitors import Request, signed_in
-from queues.rules import charts, growth, thresholds
-from queues.rules.listing import ORDERINGS, WORST_FIRST, QueueFilter, add_up, count_by_state, should_have_consumer
+from queues.rules import charts, growth, states, thresholds
+from queues.rules.conditions import deleted_by_guardian
+from queues.rules.freshness import freshness_of_list
+from queues.rules.listing import ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
+from queues.rules.states import Condition, Level
 from queues.rules.thresholds import Thresholds
+from queues.rules.trends import Trend, trends
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.names import DEAD_LETTER_QUEUE, readable
 from rabbit.snapshot import MQTT_QOS_0, STREAM
@@ -32,7 +36,6 @@ from rabbit.snapshot import MQTT_QOS_0, STREAM
 ROWS = 50
 PULSE_USERS_TO_CHOOSE_FROM = 50
 """With more Pulse users, the filter is a text field instead of a list."""
-LATE_AFTER_POLLS = 3
 
 BLOCKED = "deletion is blocked until an operator decides"
 
@@ -41,11 +44,11 @@ OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in OFFERED]
 
 HEADINGS = {
     "name": "Name",
+    "state": "State",
     "-length": "Messages",
-    "-growth": "Growth",
+    "-growth": "Last hour",
     "-consumers": "Consumers",
     "-bytes": "Size",
-    "state": "State",
 }
 """The columns of the list by the order that the first click on each selects."""
 
@@ -57,13 +60,18 @@ HEX_VHOST = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the list. ``bar`` is None if the queue is gone or its length unknown, ``trend`` if it isn't shown."""
+    """A row of the list. ``bar`` is None if the queue is gone or its length unknown, ``trend`` if it isn't shown.
+
+    ``is_limited``: the broker itself keeps the queue within its deletion limit. Only the page of a queue knows it.
+    """
 
     queue: Queue
     thresholds: Thresholds
     spared: bool
     bar: charts.Bar | None
     trend: Trend | None = None
+    was_deleted: bool = False
+    is_limited: bool = False
 
     @property
     def name(self) -> str:
@@ -74,48 +82,38 @@ class Row:
         return readable(self.queue.vhost)
 
     @property
-    def unattended(self) -> bool:
-        """Whether the queue lacks a consumer that it should have, as in ``listing.WITHOUT_CONSUMER``."""
-        queue = self.queue
-        missed = should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
-        return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
-
-    @property
-    def needs_attention(self) -> bool:
-        """Whether the queue is not healthy, as in ``listing.NEEDS_ATTENTION``."""
-        queue = self.queue
-        if queue.state == Queue.State.GONE:
-            return False
-        return queue.state != Queue.State.OK or bool(queue.block_reason) or self.stalled or self.unread
-
-    @property
-    def unread(self) -> bool:
-        """Whether the queue has messages, and lacks a consumer that it should have."""
-        return self.unattended and bool(self.queue.ready or self.queue.unacknowledged)
-
-    @property
     def short_vhost(self) -> str:
         """The vhost's readable name; of an agents' vhost, the first digits."""
         return f"{self.vhost[:8]}…" if HEX_VHOST.fullmatch(self.vhost) else self.vhost
 
     @property
-    def of_agents(self) -> str:
-        """Whose agents the queue belongs to, in words, or an empty text if it is not in the vhost of agents."""
-        if self.queue.owner is None:
-            return ""
-        return f"{'' if self.queue.registered else 'not registered by '}agents of {self.queue.owner.email}"
+    def owners(self) -> str:
+        """Whose the queue is, in words."""
+        queue = self.queue
+        if queue.owner is not None:
+            return f"{'' if queue.registered else 'not registered by '}agents of {queue.owner.email}"
+        owners = [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
+        return ", ".join(owners) or "nobody"
+
+    @cached_property
+    def state(self) -> Condition:
+        return states.condition(self.queue, self.thresholds, self.seconds_to_max, was_deleted=self.was_deleted)
 
     @property
-    def state(self) -> str:
-        """The state of the queue, in words, or an empty text if it is within its limits and yet not healthy."""
-        if not self.queue.block_reason:
-            within_limits = self.queue.state == Queue.State.OK
-            return "" if within_limits and self.needs_attention else self.queue.get_state_display()
-        return f"{'over deletion limit' if self.is_over else self.queue.get_state_display()}; {BLOCKED}"
+    def seconds_to_max(self) -> float | None:
+        """The time until the queue is deleted, at its present growth, or None if that is not known or never."""
+        if self.growth is None or self.spared or self.is_limited:
+            return None
+        return self.growth.seconds_to_max
 
     @property
     def is_over(self) -> bool:
         return self.queue.length is not None and self.queue.length > self.thresholds.max
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether the queue is over its warning threshold, or will soon be over its limit."""
+        return self.queue.state == Queue.State.WARNED or self.state.level == Level.CRITICAL
 
     @property
     def limits(self) -> str:
@@ -124,22 +122,11 @@ class Row:
     @property
     def rate(self) -> str:
         """The growth in the last minutes, such as "+28/min", or an empty text if it is unknown."""
-        return short_rate(self._growth.per_second) if self._growth else ""
+        return short_rate(self.growth.per_second) if self.growth else ""
 
     @property
-    def outlook(self) -> str:
-        """The queue's condition and what happens next, in one or two sentences."""
-        return outlook(self, self._growth, is_limited=False)
-
-    @property
-    def _growth(self) -> growth.Growth | None:
+    def growth(self) -> growth.Growth | None:
         return self.trend.growth if self.trend else None
-
-    @property
-    def stalled(self) -> bool:
-        """Whether owners were notified of a stall that is not over, as in ``listing.STALLED``."""
-        queue = self.queue
-        return queue.stalled_notified_at is not None and queue.consumers != 0 and queue.state != Queue.State.GONE
 
     @property
     def dead_letters(self) -> bool:
@@ -147,23 +134,22 @@ class Row:
         return self.queue.registered and self.queue.name == DEAD_LETTER_QUEUE
 
 
-@lru_cache  # most queues have the same limits, and a page refreshes fifty rows in one request
+@lru_cache  # most queues have the same limits
 def _limits_in_words(limits: Thresholds, spared: bool) -> str:
     most = "never deleted for its length" if spared else f"deletion limit {limits.max:,}"
     return f"warning threshold {limits.warn:,}; {most}"
 
 
+@gzip_page
 @signed_in
 @require_safe
 def queues_page(request: Request) -> HttpResponse:
-    """Show the visitor's queues, to an operator all. An htmx request gets new figures for the rows on its page."""
+    """Show the visitor's queues, to an operator all. An htmx request gets the part that refreshes."""
     mine = Queue.objects.seen_by(request.user)
     groups = count_by_state(mine)
     counts = add_up(groups)
-    context = {"counts": counts, "freshness": freshness_of_list(Watch.objects.filter(id=1).first())}
-    if request.htmx:
-        shown = mine.filter(uuid__in=uuids_in(request.GET.get("shown", ""))).select_related("pulse_user")
-        return render(request, "queues/_live.html", {**context, "rows": rows_of(shown, timezone.now())})
+    freshness = freshness_of_list(Watch.objects.filter(id=1).first())
+    context = {"counts": counts, "freshness": freshness}
     pulse_users = PulseUser.objects.seen_by(request.user)
     names = list(pulse_users.values_list("username", flat=True)[: PULSE_USERS_TO_CHOOSE_FROM + 1])
     if not groups:
@@ -171,12 +157,13 @@ def queues_page(request: Request) -> HttpResponse:
     vhosts = sorted({group.vhost for group in groups})
     filtered = QueueFilter(request.GET, mine)
     form = _with_choices(filtered.form, vhosts, names)
-    paginator = Paginator(filtered.qs.select_related("pulse_user", "owner"), ROWS)
+    shown = filtered.qs.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
+    paginator = Paginator(shown, ROWS)
     if not set(request.GET) - {"page", "ordering"}:
         # Without a filter the number is known. Another count would read all rows again.
         paginator.count = counts.total
     page = paginator.get_page(request.GET.get("page"))
-    rows = rows_of(page.object_list, timezone.now())
+    rows = rows_of(page.object_list, freshness.now)
     filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
     return render(
         request,
@@ -185,16 +172,56 @@ def queues_page(request: Request) -> HttpResponse:
             **context,
             "form": form,
             "page": page,
-            "filters": urlencode(filters),
             "query": request.GET.urlencode(),
             "headings": _headings(filters),
-            "filtered": bool(filters.keys() - {"ordering"}),
+            "narrowings": _narrowings(counts, filters),
+            "filters": filters,
+            "filtered": bool(filters.keys() - {"ordering", "search"}),
+            "gone": _gone(mine, filters),
             "rows": rows,
-            "shown": ",".join(row.queue.uuid.hex for row in rows),
             "several_vhosts": len(vhosts) > 1,
             "selectable": any(row.queue.state != Queue.State.GONE for row in rows),
         },
     )
+
+
+def _gone(mine: QuerySet[Queue], filters: Mapping[str, Any]) -> int:
+    """Return the number of queues that a search would find, but are gone."""
+    if "search" not in filters or filters.get("state") == Queue.State.GONE:
+        return 0
+    found: QuerySet[Queue] = QueueFilter({**filters, "state": Queue.State.GONE}, mine).qs
+    return found.order_by().count()
+
+
+class Narrowing(NamedTuple):
+    """A link above the list to the queues of one kind, of which there are ``number``."""
+
+    number: int
+    words: str
+    query: str
+    is_current: bool
+
+
+def _narrowings(counts: Counts, filters: Mapping[str, Any]) -> list[Narrowing]:
+    offered = (
+        (counts.total, f"queue{'' if counts.total == 1 else 's'}", "", ""),
+        (counts.deleting, "about to be deleted", "state", Queue.State.DELETING.value),
+        (counts.blocked, "blocked", "blocked", "true"),
+        (counts.warned, "over the warning threshold", "state", Queue.State.WARNED.value),
+        (counts.unattended, "without consumers", "without_consumers", "true"),
+        (counts.gone, "gone", "state", Queue.State.GONE.value),
+    )
+    kept = {name: value for name, value in filters.items() if name not in ("state", "blocked", "without_consumers")}
+    return [
+        Narrowing(
+            number,
+            words,
+            urlencode({**kept, **({name: value} if name else {})}),
+            filters.get(name) == value if name else kept.keys() == filters.keys(),
+        )
+        for number, words, name, value in offered
+        if number or not name
+    ]
 
 
 class Heading(NamedTuple):
@@ -203,6 +230,7 @@ class Heading(NamedTuple):
     label: str
     query: str
     sorted: str
+    is_number: bool
 
 
 def _headings(filters: Mapping[str, Any]) -> list[Heading]:
@@ -213,24 +241,8 @@ def _headings(filters: Mapping[str, Any]) -> list[Heading]:
         second = first[1:] if first.startswith("-") else f"-{first}"
         query = urlencode({**filters, "ordering": second if now == first else first})
         direction = ("descending" if now.startswith("-") else "ascending") if now in (first, second) else ""
-        found.append(Heading(label, query, direction))
+        found.append(Heading(label, query, direction, label in ("Consumers", "Size")))
     return found
-
-
-class Freshness(NamedTuple):
-    """When queues were last listed, if ever. ``late``: too long ago. ``outage``: the broker is unreachable."""
-
-    listed_at: datetime | None
-    late: bool
-    outage: bool
-
-
-def freshness_of_list(watch: Watch | None) -> Freshness:
-    if watch is None or watch.listed_at is None:
-        return Freshness(None, late=True, outage=watch is not None and watch.outage_since is not None)
-    since = timezone.now() - watch.listed_at
-    late = since > timedelta(seconds=LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS)
-    return Freshness(watch.listed_at, late, watch.outage_since is not None)
 
 
 def uuids_in(text: str) -> list[UUID]:
@@ -248,13 +260,15 @@ def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
     """Return the rows of these queues, with their trends up to ``now`` if it is given."""
     listed = list(queues)
     trend_of = trends(listed, now) if now else {}
-    rows = []
-    for queue in listed:
-        limits = thresholds.of_queue(queue)
-        length = None if queue.state == Queue.State.GONE else queue.length
-        bar = charts.bar(length, limits) if length is not None else None
-        rows.append(Row(queue, limits, not thresholds.has_limit(queue), bar, trend_of.get(queue.pk)))
-    return rows
+    deleted = deleted_by_guardian(listed)
+    return [_row(queue, trend_of.get(queue.pk), was_deleted=queue.pk in deleted) for queue in listed]
+
+
+def _row(queue: Queue, trend: Trend | None, *, was_deleted: bool) -> Row:
+    limits = thresholds.of_queue(queue)
+    length = None if queue.state == Queue.State.GONE else queue.length
+    bar = charts.bar(length, limits) if length is not None else None
+    return Row(queue, limits, not thresholds.has_limit(queue), bar, trend, was_deleted)
 
 
 def _with_choices(form: forms.Form, vhosts: list[str], pulse_users: list[str]) -> forms.Form:
@@ -277,9 +291,9 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
         form.fields[name].widget = forms.HiddenInput()
 
 
-def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
+def outlook(row: Row) -> str:
     """Return the queue's condition and what happens next, in one or two sentences."""
-    queue, limits = row.queue, row.thresholds
+    queue, limits, grows = row.queue, row.thresholds, row.growth
     if queue.state == Queue.State.GONE:
         return "The queue is no longer on the broker. A client that declares it again gets an empty queue."
     if queue.length is None:
@@ -311,7 +325,7 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
                 "It is over its warning threshold, because its agent doesn't keep up. It is not deleted for its "
                 f"length. Messages past {REGISTERED_MAX_LENGTH:,}, or that wait too long, go to the dead-letter queue."
             )
-        if is_limited:
+        if row.is_limited:
             return "It is over its warning threshold. The broker itself limits it: see its limits below."
         if row.spared:
             return (
@@ -319,14 +333,14 @@ def outlook(row: Row, grows: growth.Growth | None, *, is_limited: bool) -> str:
                 "memory until they are consumed."
             )
         when = ""
-        if grows and grows.seconds_to_max is not None:
-            when = f" At its current rate, it reaches that in {duration(grows.seconds_to_max)}."
+        if row.seconds_to_max is not None:
+            when = f" At its current rate, it reaches that in {duration(row.seconds_to_max)}."
         elif grows and grows.per_second < 0:
             when = " It is shrinking at the moment."
         return f"It is over its warning threshold. Guardian deletes it past {limits.max:,} messages.{when}"
-    if row.stalled:
+    if states.is_stalled(queue):
         condition = "Its consumers acknowledge no messages. Check or restart them."
-    elif row.unread:
+    elif states.is_unread(queue):
         condition = (
             f"It has no consumer, so its messages wait. Start its {'agent' if queue.registered else 'consumer'}."
         )

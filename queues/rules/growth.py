@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+Sample = tuple[datetime, int]
+
 WINDOW_SECONDS = 120
-"""The rate is measured over this time: a burst that is over soon counts no more."""
+"""The rate is measured over this time."""
+RECENT_SECONDS = 30
+"""A queue that did not grow, or shrink, in this time does not any more: a burst that is over is no trend."""
 
 
 class Growth(NamedTuple):
@@ -20,7 +24,22 @@ def since(now: datetime, first_seen: datetime) -> datetime:
     return max(now - timedelta(seconds=WINDOW_SECONDS), first_seen)
 
 
-def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth | None:
+def recent_growth(
+    samples: Sequence[Sample], length: int, now: datetime, first_seen: datetime, max_length: int
+) -> Growth | None:
+    """Return the growth of a queue that has this length now. ``samples`` are the changes of its length, oldest first.
+
+    A length holds until the next sample, so a queue without a recent one has not grown.
+    """
+    began = since(now, first_seen)
+    before = [held for at, held in samples if first_seen <= at <= began][-1:]
+    if not before and not samples and first_seen < began:
+        before = [length]  # samples are pruned, and this length is older
+    recent = [sample for sample in samples if sample[0] > began]
+    return growth([*((began, held) for held in before), *recent, (now, length)], max_length)
+
+
+def growth(samples: Sequence[Sample], max_length: int) -> Growth | None:
     """Return the growth between the first and the last of these samples (time, messages), oldest first.
 
     It is None if there are less than two samples, or less than half a second lies between them.
@@ -28,6 +47,10 @@ def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth |
     if len(samples) < 2:
         return None
     (began, first), (ended, last) = samples[0], samples[-1]
+    recently = ended - timedelta(seconds=RECENT_SECONDS)
+    held = [length for at, length in samples if at <= recently]
+    if held and (last - held[-1]) * (last - first) <= 0:
+        began, first = recently, held[-1]
     seconds = (ended - began).total_seconds()
     if seconds < 0.5:
         return None

@@ -1,6 +1,5 @@
 """Filters and orders of lists of queues, for the page and the API."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -15,6 +14,7 @@ from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  #
 from accounts.models import Owner, PulseUser
 from queues.models import Archive, Queue, QueueSample
 from queues.rules import growth
+from queues.rules.states import UNCONSUMED_NAMES
 from queues.rules.thresholds import BrokerState, QueueLoad, policy
 from rabbit.names import DEAD_LETTER_QUEUE
 
@@ -42,13 +42,10 @@ ORDERINGS = [
 ]
 
 LENGTH = F("ready") + F("unacknowledged")
-UNCONSUMED_NAMES = r"\.(parked|retry\.[0-9]+m?s)\Z"
-"""The names of the consumer toolkit's parking and delay queues (``guardian_consumers.names``). They have no consumer:
-their messages wait for an operator, or for their next attempt."""
 _IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNCONSUMED_NAMES)
 # The two ``contains`` are for speed only: SQLite calls Python for each name that it matches with a pattern.
 WITHOUT_CONSUMER = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
-"""Queues without a consumer that ``should_have_consumer``."""
+"""Queues without a consumer that ``states.should_have_consumer``."""
 STALLED = Q(stalled_notified_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
 """Queues whose consumers acknowledge nothing, with owners notified, until the stall is over."""
 NEEDS_ATTENTION = (
@@ -65,19 +62,10 @@ STATES = [(Queue.State.OK.value, "within their limits"), *Queue.State.choices[1:
 """The states to choose from. Queues within their limits may need attention, and then aren't healthy."""
 
 
-def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:
-    """Return whether this queue is meant to have a consumer. ``WITHOUT_CONSUMER`` is the same rule as a query.
-
-    Dead-letter, parking and delay queues need none. An exclusive queue belongs to one connection, which may consume it
-    at any time.
-    """
-    return not exclusive and not (registered and name == DEAD_LETTER_QUEUE) and not re.search(UNCONSUMED_NAMES, name)
-
-
 class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """Filters and order of a list of queues. Queues that are gone are left out unless that state is chosen."""
 
-    search = CharFilter(field_name="name", lookup_expr="icontains", label="Part of the name", max_length=255)
+    search = CharFilter(method="filter_search", label="Part of the name, or of an owner's address", max_length=255)
     state = ChoiceFilter(choices=STATES, label="State", empty_label="all but gone")
     vhost = CharFilter(label="Virtual host")
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
@@ -98,6 +86,11 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if not chosen.get("ordering"):
             queryset = self.filter_ordering(queryset, "ordering", WORST_FIRST)
         return queryset
+
+    def filter_search(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
+        """Return the queues with this text in their name, or in an owner's address or name."""
+        owned = Q(pulse_user__in=PulseUser.objects.search(value)) | Q(owner__email__icontains=value)
+        return queryset.filter(Q(name__icontains=value) | owned)
 
     def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
         return queryset.filter(WITHOUT_CONSUMER) if value else queryset
@@ -221,6 +214,17 @@ def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
     return queues.annotate(
         first_at=Subquery(samples.values("at")[:1]), first_length=Subquery(samples.values("length")[:1])
     )
+
+
+def that_may_fill(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
+    """Return the healthy queues that may reach their limit within half an hour, by their growth in the last minutes.
+
+    Growth of two minutes that fills a queue in thirty has filled a sixteenth of it.
+    """
+    long_enough = queues.filter(state=Queue.State.OK).annotate(share=_share()).filter(share__gte=1 / 16)
+    grown = with_first_sample(long_enough, now).annotate(grown=LENGTH - F("first_length"))
+    filling: QuerySet[Any] = grown.filter(grown__gt=0).order_by("-grown", *BY_NAME)
+    return filling
 
 
 def whose(pulse_user: PulseUser | None, owner: Owner | None) -> str:

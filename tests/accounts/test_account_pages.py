@@ -435,7 +435,7 @@ def test_an_operator_sees_requests_first_and_approves_one(people, visit):
     assert page.index("dora@example.org") < page.index("alice@example.org")
     page = client.post("/owners/", {"email": "dora@example.org"}, follow=True)
     assert "dora@example.org has access to RabbitMQ now." in page.text
-    assert "No open requests." in page.text
+    assert "No open requests for access." in page.text
     record = people["not vouched"].vouchings.get()
     assert (record.vouched, record.by) == (True, people["operator"])
 

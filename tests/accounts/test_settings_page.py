@@ -59,7 +59,7 @@ def test_an_owner_sends_a_test_message_and_sees_why_it_fails(page, alice, privat
     webhook.status = 404
     text = text_of(page.post(address, follow=True))
     assert "did not arrive: it answered 404" in text
-    assert '<span class="state deleting">failed</span>' in text
+    assert '<span class="state critical">failed</span>' in text
     assert "s3cr3t" not in text
 
 

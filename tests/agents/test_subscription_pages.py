@@ -50,7 +50,8 @@ def text_of(page):
 
 def rows_of(page):
     """Return the visible text of each row of the agents' tables."""
-    tables = re.findall(r'<table class="cards subscriptions">(.*?)</table>', page.text, re.DOTALL)
+    text = page.text.replace("</span><span>", "")  # where a name may be cut
+    tables = re.findall(r'<table class="table">\n<thead><tr><th scope="col">Events<(.*?)</table>', text, re.DOTALL)
     rows = [row for table in tables for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
     return [
         " ".join(html.unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows if '<th scope="col"' not in row
@@ -72,7 +73,7 @@ def test_an_owner_sees_agents_with_types_queues_and_lengths(alice, compute):
     page = client_of(alice).get("/subscriptions/")
     assert agents_on(page) == ["agent-1"]
     text = text_of(page)
-    assert "Offering Compute · version 1.0.5 · last restarted 2026-03-04 05:06 UTC" in text
+    assert "Offering Compute · version 1.0.5 · last restarted 2026-03-04" in text
     ours, theirs = rows_of(page)
     assert ours.startswith(f"order {queue.name} ")
     assert " 3 " in ours
@@ -118,8 +119,8 @@ def test_a_queue_shows_whether_it_is_read_and_what_happened_last(alice, compute)
     failed = {"last_error": "The queue got no event: it is full.", "last_error_at": at}
     Consumer.objects.update(**failed, last_delivered_at=at)
     [row] = rows_of(client_of(alice).get("/subscriptions/"))
-    assert "no consumer: nobody reads the queue Last delivery 2026-03-04 05:06:00 UTC" in row
-    assert "Last error 2026-03-04 05:06:00 UTC : The queue got no event: it is full." in row
+    assert "no consumer: nobody reads the queue Last delivery 2026-03-04" in row
+    assert "Last error 2026-03-04 : The queue got no event: it is full." in row
     assert "blocked" not in row
     Queue.objects.filter(pk=listed.pk).update(consumers=2, ready=10_000)
     [row] = rows_of(client_of(alice).get("/subscriptions/"))
@@ -132,7 +133,7 @@ def test_an_agent_shows_its_services_and_processors(alice, compute):
     text = text_of(client_of(alice).get("/subscriptions/"))
     assert "1 service reported by the agent" in text
     assert "orders mode order_process active" in text
-    assert "slurm SLURM 23.11 , last run 20" in text
+    assert "slurm SLURM 23.11 , last run just now" in text
 
 
 def test_a_subscription_without_a_token_says_so(alice, compute):
@@ -359,7 +360,7 @@ def test_a_subscription_shows_its_connection_which_its_removal_closes(alice, ope
     make_subscription(alice, make_agent(alice, compute, "then offline"), offerings=[compute])
     for owner in (alice, operator):
         connected, other = rows_of(client_of(owner).get("/subscriptions/"))
-        assert re.search(rf"connected since {timezone.now():%F} \d\d:\d\d UTC", connected)
+        assert re.search(r"connected (just now|\d+ s ago)", connected)
         assert "not connected" not in connected
         assert "not connected" in other
     queue = online.queues.get()
@@ -437,7 +438,7 @@ def test_page_and_api_show_skipped_and_rejected_events(alice, compute):
         details={"count": 1, "why": publishing.FULL},
     )  # fmt: skip
     page = text_of(client_of(alice).get(f"/queues/{queue.uuid}/"))
-    assert "skipped when an event was published (3 events: it is still being created) Guardian" in page
+    assert re.search(r"published \(3 events: it is still being created\) (just now|\d+ s ago) Guardian", page)
     assert "full when an event was published (1 event: it is full) " in page
     listed = Program(alice).get(f"queues/{queue.uuid}/events/").json()
     assert [(event["kind"], event["by"], event["details"]) for event in listed] == [

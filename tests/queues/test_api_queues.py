@@ -15,9 +15,9 @@ from tests.support.api import Program
 from tests.support.toolbox import stored_queue
 
 FIELDS = {
-    "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "blocked", "length", "ready",
-    "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered", "first_seen",
-    "last_seen",
+    "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
+    "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered",
+    "first_seen", "last_seen",
 }  # fmt: skip
 
 
@@ -40,6 +40,7 @@ def test_a_queue_is_shown_with_all_its_fields(alice, pulse_user, settings):
     assert data["url"] == f"{settings.GUARDIAN_BASE_URL}/api/queues/{queue.uuid.hex}/"
     assert (data["length"], data["consumers"], data["owners"]) == (7, 2, ["alice@example.org"])
     assert (data["warn_length"], data["max_length"], data["pulse_user"]) == (5, 50, "alice")
+    assert (data["state"], data["severity"]) == ("warned", "warning")
     assert program.client.get(data["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json() == data
     assert program.get("queues/").json() == [data]
     for spelling in (queue.uuid.hex, str(queue.uuid).upper()):

@@ -60,7 +60,7 @@ def test_the_list_shows_what_happened_newest_first(as_alice, alice):
     store_archive(b"1", created=timezone.now() - timedelta(days=1))
     store_archive(b"1", b"2", name=f"queue/alice/{MARKUP}", reason="purged", by=alice)
     page = as_alice.get("/archives/").text
-    rows = re.findall(r'<bdi>([^<]*)</bdi></a>.*?data-label="Messages">(\d+)<', page)
+    rows = re.findall(r'class="cut" title="([^"]*)".*?data-label="Messages">(\d+)<', page)
     assert rows == [("queue/alice/&lt;script&gt;alert(1)&lt;/script&gt;\\u202e", "2"), (NAME, "1")]
     assert "alice@example.org purged the queue." in page
     assert "Guardian deleted the queue, because it was over its deletion limit." in page
@@ -78,7 +78,7 @@ def test_the_list_is_filtered(as_alice, query, found):
     page = as_alice.get("/archives/", query)
     assert page.status_code == 200
     if found is not None:
-        assert page.text.count('<th scope="row">') == found
+        assert page.text.count('<th scope="row"') == found
     if found == 0:
         assert "No archive matches." in page.text
 
@@ -267,14 +267,14 @@ def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, a
     run_once()
     run_once()
     address = f"/queues/{Queue.objects.get().uuid}/"
-    binding = '<code class="name">exchange/alice/events</code>, routing key <code class="name">build.#</code>'
+    binding = '<code class="name">exchange/alice/events</code></th><td class="wrap"><code class="name">build.#</code>'
     page = as_alice.get(address).text
-    assert "Before it was deleted, it was bound to:" in page
+    assert "Bindings before it was deleted" in page
     assert binding in page
     amqp.queue(NAME)
     run_once()
     page = as_alice.get(address).text
-    assert "Before Guardian deleted it, it was bound to:" in page
+    assert "Before Guardian deleted it:" in page
     assert binding in page
 
 
@@ -369,17 +369,17 @@ def test_a_deleted_queue_says_first_what_happened_and_offers_its_messages(delete
     page = as_alice.get(f"/queues/{Queue.objects.get().uuid}/").text
     words = " ".join(re.sub("<[^>]*>", "", page[page.index("<main") :]).split())
     assert re.search(
-        r"Guardian deleted this queue on [\d-]+ [\d:]+ UTC, because it had 20 messages and its deletion limit was 15\. "
-        r"20 messages are archived until",
+        r"Guardian deleted this queue (just now|\d+ s ago), because it had 20 messages and its deletion limit was 15\. "
+        r"20 messages are kept until",
         words,
     )
     assert f'href="/archives/{deleted.uuid}/replay/">Bring the messages back' in page
-    assert f'href="/archives/{deleted.uuid}/">Archive of' in page
+    assert f'href="/archives/{deleted.uuid}/">20 messages' in page
 
 
 @pytest.mark.parametrize(
     ("keep", "words"),
-    [(True, "3 messages</strong>"), (False, "There is no archive of its messages")],
+    [(True, "3 messages</a>"), (False, "There is no archive of its messages")],
 )
 def test_a_queue_deleted_by_its_owner_names_the_owner(guarded, amqp, as_alice, alice, keep, words):
     amqp.queue(NAME, 3)
@@ -387,8 +387,8 @@ def test_a_queue_deleted_by_its_owner_names_the_owner(guarded, amqp, as_alice, a
     answer = as_alice.post(
         f"/queues/{Queue.objects.get().uuid}/delete/", {"typed": NAME, **({"keep": "on"} if keep else {})}, follow=True
     )
-    assert "<strong>alice@example.org deleted this queue</strong> on" in answer.text
-    assert ("3 messages are archived" in answer.text) is keep
+    assert "<strong>alice@example.org deleted this queue</strong> " in answer.text
+    assert ("3 messages are kept" in answer.text) is keep
     assert ("There is no archive of its messages" in answer.text) is not keep
 
 
@@ -442,7 +442,7 @@ def test_a_quorum_queue_is_not_looked_into(guarded, amqp, as_alice):
     amqp.queue(NAME, 1, arguments={"x-queue-type": "quorum"})
     run_once()
     queue = Queue.objects.get()
-    assert "Show messages" not in as_alice.get(f"/queues/{queue.uuid}/").text
+    assert f"/queues/{queue.uuid}/messages/" not in as_alice.get(f"/queues/{queue.uuid}/").text
     for page in (
         as_alice.get(f"/queues/{queue.uuid}/messages/"),
         as_alice.post(f"/queues/{queue.uuid}/messages/", {"count": 1}),

@@ -102,8 +102,8 @@ def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange
     once.run_once()
     page = as_alice.get(reverse("queue", args=[Queue.objects.get().uuid])).content.decode()
     page = page.replace('<code class="name">', "").replace("</code>", "")
-    assert "exchange exchange/alice/last, x-match: all, type: order" in page
-    assert "exchange exchange/alice/first to exchange exchange/alice/middle, routing key order.#" in page
+    assert 'exchange/alice/last</th><td class="wrap">x-match: all, type: order' in page
+    assert 'exchange/alice/first to exchange/alice/middle</th><td class="wrap">order.#' in page
 
 
 # The broker's limit

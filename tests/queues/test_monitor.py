@@ -17,8 +17,7 @@ from notifications.models import Notification
 from queues.actions import single
 from queues.guard import destroying, monitor, once, pruning
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
-from queues.pages import trends
-from queues.rules import listing
+from queues.rules import listing, trends
 from tests.support.counting import counted_requests
 from tests.support.faults import once_after, once_before
 from tests.support.toolbox import queue_events, queue_names, queue_row, remove_as_a_person, sent

@@ -7,7 +7,8 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from queues.models import Queue, Watch
 from queues.pages.queue_list import rows_of
-from queues.rules.listing import WITHOUT_CONSUMER, should_have_consumer
+from queues.rules.listing import WITHOUT_CONSUMER
+from queues.rules.states import should_have_consumer
 from tests.support.toolbox import queue_row
 
 pytestmark = pytest.mark.django_db
@@ -36,7 +37,7 @@ def visit(client, alice):
 
 
 def names(page):
-    return re.findall(r'<th scope="row"><a class="name"[^>]*>(.*?)</a>', page.text)
+    return re.findall(r'<th scope="row" class="grow">.*?class="cut" title="(.*?)"', page.text)
 
 
 def test_a_refresh_without_a_session_reloads_the_page(client):
@@ -104,7 +105,8 @@ def test_the_list_can_be_sorted_with_unknown_lengths_last(visit, pulse_user, ord
         ({"pulse_user": "bob"}, []),
         ({"without_consumers": "true"}, ["100%"]),
         ({"without_consumers": "on"}, ["100%"]),
-        ({"search": "e", "vhost": "/"}, ["queue/alice/builds"]),
+        ({"search": "u", "vhost": "/"}, ["queue/alice/builds"]),
+        ({"search": "ALICE@", "vhost": "/"}, ["100%", "queue/alice/builds"]),
     ],
 )
 def test_the_list_can_be_filtered(visit, pulse_user, query, found):
@@ -149,11 +151,20 @@ def test_the_list_starts_with_counts_by_state(visit, pulse_user):
     make_queue("fine", pulse_user=pulse_user)
     make_queue("old", pulse_user=pulse_user, state="gone", consumers=None)
     text = visit().text
-    assert "4 of 5 queues need attention." in text
-    assert 'href="?state=warned">3 over the warning threshold</a>' in text
-    assert 'href="?state=deleting">1 about to be deleted</a>' in text
-    assert 'href="?without_consumers=true">3 without consumers</a>' in text
-    assert 'href="?state=gone">1 gone</a>' in text
+    assert 'aria-current="true">5 queues</a>' in text
+    assert 'href="/queues/?state=warned">3 over the warning threshold</a>' in text
+    assert 'href="/queues/?state=deleting">1 about to be deleted</a>' in text
+    assert 'href="/queues/?without_consumers=true">3 without consumers</a>' in text
+    assert 'href="/queues/?state=gone">1 gone</a>' in text
+
+
+def test_a_search_counts_the_gone_queues_that_it_leaves_out(visit, pulse_user):
+    make_queue(pulse_user=pulse_user)
+    make_queue("builds of old", pulse_user=pulse_user, state="gone")
+    page = visit(search="builds")
+    assert names(page) == ["queue/alice/builds"]
+    assert 'href="/queues/?search=builds&amp;state=gone">1 deleted queue matches</a>' in page.text
+    assert names(visit(search="builds", state="gone")) == ["builds of old"]
 
 
 @pytest.mark.parametrize(
@@ -172,13 +183,14 @@ def test_the_list_starts_with_counts_by_state(visit, pulse_user):
 def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, pulse_user, fields, healthy):
     make_queue(**{"pulse_user": pulse_user, "consumers": 1, **fields})
     verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
-    assert f'<p class="verdict">{verdict}.</p>' in visit().text
+    row = re.search('<th scope="row" class="grow">.*?<span class="mark (.*?)">', visit().text)
+    assert (row[1] == "normal") is healthy
     assert f"<h1>{verdict}</h1>" in client.get("/").text
     client.force_login(operator)
     assert f"<p>{verdict}" in client.get("/admin/").text
     (row,) = rows_of(Queue.objects.all())
-    assert row.needs_attention is not healthy
-    assert (row.state == "healthy") is healthy
+    assert row.state.needs_attention is not healthy
+    assert (row.state.word == "healthy") is healthy
 
 
 def test_a_row_has_state_length_size_and_bar(visit, pulse_user):
@@ -186,11 +198,10 @@ def test_a_row_has_state_length_size_and_bar(visit, pulse_user):
     make_queue(pulse_user=pulse_user, ready=2_000, unacknowledged=500, state="warned", **facts)
     text = visit().text
     assert '<td class="wide number">3.3\N{NO-BREAK SPACE}MB</td>' in text
-    assert '<span class="state warned">over warning threshold</span>' in text
-    assert "no consumers" in text
-    assert '<span class="count">2,500</span>' in text
+    assert '<span class="state word warning">over threshold</span>' in text
+    assert '<span class="number">2,500</span>' in text
     assert 'aria-label="warning threshold 2,000; deletion limit 5,000"' in text
-    assert '<rect class="full" width="50.0%"' in text
+    assert '<rect width="50.0%"' in text
     assert 'x1="40.0%"' in text
     assert "style=" not in text
 
@@ -198,9 +209,9 @@ def test_a_row_has_state_length_size_and_bar(visit, pulse_user):
 def test_a_gone_queue_has_no_bar_and_cannot_be_selected(visit, pulse_user):
     make_queue(pulse_user=pulse_user, ready=9_000, state="gone", consumers=None)
     text = visit(state="gone").text
-    assert '<span class="count faint">none</span>' in text
+    assert '<span class="faint">none</span>' in text
     assert 'type="checkbox" name="uuid"' not in text
-    assert "Purge selected" not in text
+    assert "Purge…" not in text
 
 
 def test_names_are_escaped(visit, pulse_user):
@@ -216,7 +227,7 @@ def test_the_vhost_is_shown_if_there_are_several(visit, pulse_user):
     make_queue(pulse_user=pulse_user)
     assert 'title="/"' not in visit().text
     make_queue(pulse_user=pulse_user, vhost="other")
-    assert 'in <span class="name" title="other">other</span>' in visit().text
+    assert 'title="other">in other</span>' in visit().text
 
 
 def test_pages_of_fifty_queues_keep_the_filters(visit, pulse_user):
@@ -226,38 +237,24 @@ def test_pages_of_fifty_queues_keep_the_filters(visit, pulse_user):
     page = visit(search="jobs", ordering="-name", page=2)
     assert names(page) == [f"jobs {number:03}" for number in range(69, 19, -1)]
     assert "51 to 100 of 120; page 2 of 3" in page.text
-    assert 'href="?search=jobs&amp;ordering=-name&amp;page=1" rel="prev"' in page.text
-    assert 'href="?search=jobs&amp;ordering=-name&amp;page=3" rel="next"' in page.text
+    assert 'rel="prev" href="/queues/?search=jobs&amp;ordering=-name&amp;page=1"' in page.text
+    assert 'rel="next" href="/queues/?search=jobs&amp;ordering=-name&amp;page=3"' in page.text
     assert "101 to 121 of 121" in visit(page=3).text
 
 
-def refresh(client, *queues):
-    shown = ",".join(queue.uuid.hex for queue in queues)
-    return client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
-
-
-def test_a_refresh_returns_only_the_shown_rows(visit, pulse_user, client):
-    queue, other = make_queue(pulse_user=pulse_user), make_queue("other", pulse_user=pulse_user)
-    assert f'{{"shown": "{queue.uuid.hex},{other.uuid.hex}"}}' in visit(ordering="name").text.replace(
-        f"{other.uuid.hex},{queue.uuid.hex}", f"{queue.uuid.hex},{other.uuid.hex}"
-    )
+def test_a_refresh_returns_the_rows_of_the_same_list_without_the_page_around_it(visit, pulse_user, client):
+    queue = make_queue(pulse_user=pulse_user)
+    make_queue("other", pulse_user=pulse_user)
+    address = "/queues/?search=builds&amp;ordering=name"
+    assert f'id="live" hx-get="{address}"' in visit(search="builds", ordering="name").text
     Queue.objects.filter(id=queue.id).update(ready=2_345, state="warned")
-    text = refresh(client, queue).text
-    assert f'id="length-{queue.uuid.hex}" class="length" hx-swap-oob="true"' in text
-    assert "2,345" in text
-    assert "1 over the warning threshold" in text
-    assert other.uuid.hex not in text
-    for what in ("<html", '<a class="name"', "aria-live"):
-        assert what not in text
-
-
-def test_a_refresh_shows_no_queues_of_others_and_ignores_unknown_ones(visit, pulse_user, client):
-    others = make_queue("queue/bob/jobs", ready=7_777_777)
-    for shown in (others.uuid.hex, "", ",", "x", "0" * 32 + ",1", "\0", "'" * 300):
-        answer = client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
-        assert answer.status_code == 200
-        assert "7,777" not in answer.text
-        assert others.uuid.hex not in answer.text
+    page = client.get(address.replace("&amp;", "&"), headers={"HX-Request": "true"})
+    assert names(page) == ["queue/alice/builds"]
+    assert f'<tr id="{queue.uuid.hex}">' in page.text
+    assert "2,345" in page.text
+    assert "1 over the warning threshold" in page.text
+    for what in ("<html", "<h1", 'role="search"'):
+        assert what not in page.text
 
 
 @pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
@@ -286,14 +283,12 @@ def test_queues_of_agents_are_on_their_owners_list(visit, agents_queue, alice, p
     assert sorted(names(page)) == ["consumer_1", "consumer_2", "queue/alice/builds"]
     assert "agents of alice@example.org" in page.text
     assert "not registered by agents of alice@example.org" in page.text
-    assert "1 of 3 queues needs attention." in page.text
 
 
 def test_the_dead_letter_queue_needs_no_consumer(visit, agents_queue, alice):
     make_queue("guardian.dlq", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
     page = visit()
     assert "1 without consumers" in page.text
-    assert page.text.count("no consumers") == 1
     assert names(visit(without_consumers="true")) == ["consumer_1"]
 
 
@@ -306,7 +301,6 @@ def test_parking_and_retry_queues_need_no_consumer(visit, alice, pulse_user):
     assert sorted(names(visit(without_consumers="true"))) == sorted(shown)
     page = visit()
     assert f"{len(lonely)} without consumers" in page.text
-    assert page.text.count("no consumers") == len(lonely)
     assert {queue.name for queue in Queue.objects.filter(WITHOUT_CONSUMER)} == {
         queue.name
         for queue in Queue.objects.all()

@@ -53,7 +53,7 @@ def page_of(queue, client, **query):
 
 def test_the_page_shows_state_lengths_and_limits(alices_queue, client, alice):
     page = page_of(alices_queue, client)
-    for what in ("over warning threshold", "2,104", "8,000", "2,000", "alice@example.org",
+    for what in ("over threshold", "2,104", "8,000", "2,000", "alice@example.org",
                  "reached its warning threshold"):  # fmt: skip
         assert what in page
     assert "queue/alice/&lt;b&gt;\\u202e" in page
@@ -64,7 +64,7 @@ def test_the_page_shows_bindings_and_consumers(listed_queue, client, amqp):
     amqp.channel.exchange_declare("exchange/alice/ev<i>ents", "topic", durable=True)
     amqp.channel.queue_bind(listed_queue.name, "exchange/alice/ev<i>ents", "build.\u202e#")
     page = page_of(listed_queue, client)
-    for what in ("exchange/alice/ev&lt;i&gt;ents", "build.\\u202e#", "none: start its consumer"):
+    for what in ("exchange/alice/ev&lt;i&gt;ents", "build.\\u202e#", "None: start its consumer"):
         assert what in page
 
 
@@ -83,8 +83,8 @@ def test_without_the_broker_the_page_shows_stored_figures(listed_queue, client, 
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     answer = client.get(f"/queues/{listed_queue.uuid}/")
     assert answer.status_code == 200
-    assert "4, as of 20" in answer.text
-    assert answer.text.count("unknown: the broker did not answer") == 2
+    assert re.search(r"Counted <time .*?</time>; the broker did not answer", answer.text)
+    assert answer.text.lower().count("unknown: the broker did not answer") == 2
     assert "the broker does not answer.</p>" in answer.text
 
 
@@ -141,8 +141,8 @@ def test_the_page_says_until_when_the_messages_are_not_fetched_again(alices_queu
 def test_the_page_of_a_gone_queue_has_no_buttons(alices_queue, client):
     Queue.objects.update(state="gone", ready=None, unacknowledged=None)
     page = page_of(alices_queue, client)
-    assert "This queue is gone. It was last listed on the broker at" in page
-    for what in ("/delete/", "/purge/", "/limits/", "hx-get"):
+    assert "This queue is gone. It was last listed on the broker" in page
+    for what in (f"{alices_queue.uuid}/delete/", "/purge/", "/limits/", "hx-get"):
         assert what not in page
 
 
@@ -223,7 +223,7 @@ def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, cli
     Queue.objects.update(ready=7, state="warned")
     answer = client.get(f"/queues/{listed_queue.uuid}/chart/?span=day", headers={"HX-Request": "true"})
     assert answer.status_code == 200
-    assert "over warning threshold" in answer.text
+    assert "over threshold" in answer.text
     assert "over the last day" in answer.text
     assert "<html" not in answer.text
 
@@ -306,7 +306,7 @@ def test_any_name_can_be_typed_as_shown(guarded, amqp, as_alice, management, vho
     for queue in Queue.objects.all():
         assert as_alice.get(f"/queues/{queue.uuid}/delete/").status_code == 200
         assert as_alice.post(f"/queues/{queue.uuid}/delete/", {"typed": readable(queue.name)}).status_code == 302
-        assert page_of(queue, as_alice).count("no longer on the broker") == 1
+        assert page_of(queue, as_alice).count("deleted this queue</strong>") == 1
     assert queue_names(management, vhost) == set()
 
 
@@ -405,7 +405,7 @@ def test_a_full_vhost_is_named_on_the_page_and_in_the_api(guarded, amqp, alice, 
 
 def test_operators_set_the_limits_on_the_page(alices_queue, client, operator):
     client.force_login(operator)
-    assert f'action="/queues/{alices_queue.uuid}/limits/"' in page_of(alices_queue, client)
+    assert f'href="/queues/{alices_queue.uuid}/limits/"' in page_of(alices_queue, client)
     answer = client.post(
         f"/queues/{alices_queue.uuid}/limits/", {"warn_length": "100", "max_length": "9000"}, follow=True
     )
@@ -485,7 +485,5 @@ def test_the_page_lists_consumers_with_their_prefetch_and_connection(guarded, br
         run_once()
         queue = Queue.objects.get(name="builds")
         wait_until(lambda: '<td class="number" data-label="Prefetch">2</td>' in page())
-        wait_until(
-            lambda: re.search(r'<bdi class="name">night shift</bdi><br><span class="name">127\.0\.0\.1:', page())
-        )
+        wait_until(lambda: re.search(r'title="127\.0\.0\.1:[^"]*">night shift</bdi>', page()))
         assert "builder-7" in page()

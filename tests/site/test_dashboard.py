@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from accounts.models import Invitation
 from queues.models import Queue, QueueEvent, QueueSample, Watch
+from tests.support.archives import store_archive
 from tests.support.toolbox import queue_row
 
 pytestmark = pytest.mark.django_db
@@ -21,6 +22,7 @@ def new_queue(name, pulse_user, **fields):
 
 @pytest.fixture
 def visit(client, alice):
+    Watch.objects.create(id=1, listed_at=timezone.now())
     client.force_login(alice)
     return lambda: client.get("/")
 
@@ -58,8 +60,44 @@ def test_a_queue_shows_its_rate_and_the_time_to_its_limit(visit, pulse_user):
     QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=2_800)
     page = visit().text
     assert re.search(r"\+1[12]\d/min", page)
-    assert "it reaches that in 42 minutes" in page
+    assert "42 min left" in page
     assert '<svg class="sparkline"' in page
+
+
+def test_a_healthy_queue_that_fills_within_half_an_hour_comes_first(visit, pulse_user):
+    new_queue("queue/alice/long", pulse_user, ready=3_000, state=Queue.State.WARNED)
+    queue = new_queue("queue/alice/burst", pulse_user, ready=1_000)
+    new_queue("queue/alice/slow", pulse_user, ready=1_000)
+    QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=100)
+    page = visit().text
+    assert "<h1>2 of 3 queues need attention</h1>" in page
+    assert page.index(">queue/alice/burst<") < page.index("13 min left") < page.index(">queue/alice/long<")
+    assert "queue/alice/slow" not in page
+
+
+def test_while_the_broker_is_down_nothing_is_predicted(visit, pulse_user):
+    queue = new_queue("queue/alice/long", pulse_user, ready=3_000, state=Queue.State.WARNED)
+    QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=2_800)
+    Watch.objects.update(listed_at=timezone.now() - timedelta(hours=1), outage_since=timezone.now())
+    page = visit().text
+    assert "over threshold" in page
+    assert "min left" not in page
+    assert "/min" not in page
+
+
+def test_a_deletion_is_shown_until_its_page_was_opened(visit, pulse_user, client):
+    deleted = new_queue("queue/alice/lost", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
+    old = new_queue("queue/alice/earlier", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
+    for queue, hours in ((deleted, 3), (old, 30)):
+        at = timezone.now() - timedelta(hours=hours)
+        queue.events.create(vhost="/", queue_name=queue.name, kind="deleted", at=at, details={"length": 8_001})
+    archive = store_archive(b"1", name=deleted.name, queue=deleted)
+    lost = f'href="/archives/{archive.uuid}/replay/">Bring back…</a>'
+    assert lost in visit().text
+    assert "8,001 messages" in visit().text
+    assert f'href="/queues/{old.uuid}/"><span class="mark' not in visit().text
+    assert '<span class="state critical">deleted</span>' in client.get(f"/queues/{deleted.uuid}/").text
+    assert lost not in visit().text
 
 
 def test_events_are_those_of_own_queues(visit, pulse_user):
@@ -97,7 +135,7 @@ def test_an_operator_sees_alarms_an_outage_and_blocked_deletions(client, operato
 def test_an_owner_sees_what_concerns_publishers(visit, pulse_user):
     new_queue("queue/alice/jobs", pulse_user)
     alarms = [["disk", node, timezone.now().isoformat()] for node in ("rabbit@a", "rabbit@b")]
-    Watch.objects.create(id=1, nodes=["rabbit@a"], alarms=[*alarms, ["node", "rabbit@c", timezone.now().isoformat()]])
+    Watch.objects.update(nodes=["rabbit@a"], alarms=[*alarms, ["node", "rabbit@c", timezone.now().isoformat()]])
     page = visit().text
     assert page.count("The broker blocks publishers: too little free disk space.") == 1
     assert "rabbit@" not in page

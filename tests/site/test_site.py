@@ -3,6 +3,7 @@
 import pytest
 
 from accounts.models import Owner
+from queues.rules.states import Level
 from tests.support.api import answer_to
 
 
@@ -54,3 +55,11 @@ def test_owners_addresses_are_unique_regardless_of_case():
         Owner.objects.create_user("Alice@Example.org")
     with pytest.raises(IntegrityError):
         Owner.objects.bulk_create([Owner(email="Bob@Example.org")])
+
+
+def test_the_style_guide_shows_every_state_and_only_in_development(settings, client):
+    assert client.get("/styleguide/").status_code == 404
+    settings.DEBUG = True
+    page = client.get("/styleguide/").text
+    for level in Level:
+        assert f'<span class="state {level}">' in page

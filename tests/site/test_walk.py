@@ -96,7 +96,7 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     program.publish(4)
     run_once()
     page.clock.fast_forward("00:05")
-    expect(row).to_contain_text("over warning threshold")
+    expect(row).to_contain_text("over threshold")
 
     # The warning links to the queue's page, whose chart has a text description.
     sending.send_due()
@@ -106,7 +106,6 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     figure = page.get_by_role("figure")
     expect(figure).to_contain_text("now 6")
     expect(figure.get_by_text("warning threshold 5")).to_be_visible()
-    page.get_by_role("link", name="Show the limits").click()
     expect(figure.get_by_text("deletion limit 10")).to_be_visible()
     program.publish(1)
     run_once()
@@ -254,13 +253,28 @@ def test_every_page_has_a_content_security_policy(client: Client, populated):
         assert "unsafe" not in policy
 
 
+def test_a_refresh_keeps_what_is_selected_and_focused(page: Page, populated):
+    page.clock.install()
+    sign_in(page, populated)
+    page.goto("/queues/")
+    row = page.get_by_role("row").filter(has_text="/builds")
+    row.get_by_role("checkbox").check()
+    row.get_by_role("link").focus()
+    Queue.objects.filter(name__endswith="/builds").update(ready=9)
+    page.clock.fast_forward("00:05")
+    expect(row).to_contain_text("9")
+    expect(row.get_by_role("checkbox")).to_be_checked()
+    expect(row.get_by_role("link")).to_be_focused()
+    expect(page.get_by_role("button", name="Delete…")).to_be_visible()
+
+
 def test_a_queue_can_be_opened_with_the_keyboard(page: Page, populated):
     sign_in(page, populated)
     page.goto("/queues/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
-    for _ in range(15):
+    for _ in range(25):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent").endswith("/builds"):
             break

@@ -252,6 +252,7 @@ get,post            403 403 403 403 403 403 all     v1/<str:application>/consume
 get                 403 403 403 403 403 403 all     v1/<str:application>/<str:queue>/info
 get                 200 200 200 200 200 200 -       __heartbeat__
 get,put,delete      403 403 403 403 403 403 all     v1/<str:application>/<str:queue>/<str:message_ids>
+get                 404 404 404 404 404 404 -       styleguide/
 get                 200 200 200 200 200 200 -       healthz
 get                 200 200 200 200 200 200 -       readyz
 get,post            302 302 302 302 302 200 -       admin/operate/pass/

@@ -39,8 +39,6 @@ def trends(queues: Collection[Queue], now: datetime) -> dict[int, Trend]:
 def _trend(queue: Queue, samples: list[charts.Sample], began: datetime, now: datetime) -> Trend:
     if queue.length is None or queue.state == Queue.State.GONE:
         return Trend(charts.sparkline(samples, began, now), None)
+    grows = growth.recent_growth(samples, queue.length, now, queue.first_seen, thresholds.of_queue(queue).max)
     # A length that has not changed for longer than samples are kept has none.
-    samples = samples or [(max(began, queue.first_seen), queue.length)]
-    since = growth.since(now, queue.first_seen)
-    recent = [*(sample for sample in samples if sample[0] >= since), (now, queue.length)]
-    return Trend(charts.sparkline(samples, began, now), growth.growth(recent, thresholds.of_queue(queue).max))
+    return Trend(charts.sparkline(samples or [(max(began, queue.first_seen), queue.length)], began, now), grows)

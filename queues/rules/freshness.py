@@ -1,0 +1,33 @@
+"""How old the stored figures of queues are."""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.conf import settings
+from django.utils import timezone
+
+from queues.models import Watch
+
+LATE_AFTER_POLLS = 3
+
+
+class Freshness(NamedTuple):
+    """When queues were last listed, if ever. ``late``: too long ago. ``outage``: the broker is unreachable."""
+
+    listed_at: datetime | None
+    late: bool
+    outage: bool
+
+    @property
+    def now(self) -> datetime | None:
+        """The time to which trends are continued, or None if the figures are too old to predict anything."""
+        return None if self.late else timezone.now()
+
+
+def freshness_of_list(watch: Watch | None) -> Freshness:
+    """Return how fresh the last list of queues is."""
+    if watch is None or watch.listed_at is None:
+        return Freshness(None, late=True, outage=watch is not None and watch.outage_since is not None)
+    since = timezone.now() - watch.listed_at
+    late = since > timedelta(seconds=LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS)
+    return Freshness(watch.listed_at, late, watch.outage_since is not None)
