@@ -66,19 +66,17 @@ def run_with_deadline(action: Callable[[], bool]) -> tuple[bool, Attempt]:
 
 
 def is_public(text: str) -> bool:
-    """Return whether this IP address is public, including an IPv4 address embedded in it."""
+    """Return whether this IP address is public. One that embeds an IPv4 address is if that is.
+
+    Teredo addresses are not public. Versions of Python disagree on whether those of 6to4 are.
+    """
     address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv4Address):
-        return _is_global(address)
-    if address.ipv4_mapped is not None:
-        return _is_global(address.ipv4_mapped)
-    if address in NAT64:
-        return _is_global(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    wrapped = [address.sixtofour] if address.sixtofour else address.teredo or ()
-    return address in GLOBAL_UNICAST and _is_global(address) and all(map(_is_global, wrapped))
-
-
-def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        in_nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in NAT64 else None
+        embedded = address.ipv4_mapped or address.sixtofour or in_nat64
+        if embedded is None and address not in GLOBAL_UNICAST:
+            return False
+        address = embedded or address
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
