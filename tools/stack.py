@@ -279,12 +279,13 @@ class Stack:
             time.sleep(0.2)
 
     def _restart_ended(self) -> None:
-        assert self._processes is not None
-        if ended := self._processes.ended():
-            time.sleep(RESTART_SECONDS)
+        if self._processes is None or not (ended := self._processes.ended()):
+            return
+        time.sleep(RESTART_SECONDS)
         for name, code in ended.items():
-            self._say(f"The process {name!r} starts again, because it has ended with code {code}.")
-            self.start_process(name)
+            if self._processes is not None:  # another thread may stop the stack meanwhile
+                self._say(f"The process {name!r} starts again, because it has ended with code {code}.")
+                self.start_process(name)
 
     def _outlast_full_disk(self) -> None:
         """Wait until there is room on the disk. Then start what ended or broke meanwhile, as RabbitMQ does."""
@@ -327,9 +328,9 @@ class Stack:
     def stop(self) -> None:
         """Stop everything that was started. A second Ctrl-C does not interrupt this."""
         with _signals_ignored():
-            if self._processes is not None:
-                self._processes.stop()
-                self._processes = None
+            processes, self._processes = self._processes, None
+            if processes is not None:
+                processes.stop()
             while self._sockets:
                 self._sockets.popitem()[1].close()
             if self.mail is not None:
