@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar, TypeVar
 
 from django.core.exceptions import ValidationError as InvalidValue
+from django_filters import MultipleChoiceFilter  # type: ignore[import-untyped]
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import request as rest
 from rest_framework.exceptions import ValidationError
@@ -31,37 +32,39 @@ def takes(*parameters: OpenApiParameter | type[Serializer[Any]]) -> Callable[[Ha
 
     def decorate(handler: Handler) -> Handler:
         for one in parameters:
-            names = [one.name] if isinstance(one, OpenApiParameter) else one().fields
-            handler.__dict__.setdefault("parameters", set()).update(names)
+            names = {one.name: one.many} if isinstance(one, OpenApiParameter) else dict.fromkeys(one().fields, False)
+            handler.__dict__.setdefault("parameters", {}).update(names)
         return extend_schema(parameters=list(parameters))(handler)
 
     return decorate
 
 
 class StrictParameters(APIView):
-    """A mixin: GET refuses unknown query parameters. Ignoring a filter would return rows that the caller excluded.
+    """A mixin: GET refuses unknown query parameters, and repeated ones that aren't lists.
 
-    The known ones are those of ``takes``, of the pagination, and in ``list`` those of the ``filterset_class``, which
-    filters nothing else.
+    Ignoring a filter would return rows that the caller excluded. The known ones are those of ``takes``, of the
+    pagination, and in ``list`` those of the ``filterset_class``, which filters nothing else.
     """
 
     ignored_parameters: ClassVar[set[str]] = set()
     """Parameters that released clients send and that do nothing."""
 
     def initial(self, request: rest.Request, *args: Any, **kwargs: Any) -> None:
-        """Refuse unknown parameters once the user may use the endpoint."""
+        """Refuse unknown and repeated parameters once the user may use the endpoint."""
         super().initial(request, *args, **kwargs)
         action = getattr(self, "action", "get")
         if request.method not in ("GET", "HEAD") or action is None:  # None: the method is not allowed
             return
-        known = set(getattr(getattr(self, action), "parameters", ()))
+        known = dict(getattr(getattr(self, action), "parameters", {}))  # True: a list, which may be repeated
         if action == "list":
-            known.update(getattr(getattr(self, "filterset_class", None), "base_filters", ()))
+            filters = getattr(getattr(self, "filterset_class", None), "base_filters", {})
+            known.update({name: isinstance(one, MultipleChoiceFilter) for name, one in filters.items()})
         if getattr(self, "pagination_class", None):
-            known.update(("page", "page_size"))
-        accepted = known | self.ignored_parameters | {api_settings.URL_FORMAT_OVERRIDE}
-        for name in request.query_params:
-            if name not in accepted:
+            known.update(page=False, page_size=False)
+        for name, values in request.query_params.lists():
+            if len(values) > 1 and known.get(name) is False:
+                raise ValidationError({name: [f"This parameter is given {len(values)} times. Give it once."]})
+            if name not in known.keys() | self.ignored_parameters | {api_settings.URL_FORMAT_OVERRIDE}:
                 remedy = f"Use one of these: {', '.join(sorted(known))}." if known else "Remove it."
                 raise ValidationError({name: [f"There is no such parameter. {remedy}"]})
 

@@ -82,3 +82,9 @@ def mask_all_secrets(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [mask_all_secrets(inner) for inner in value]
     return value
+
+
+def text_of(error: Exception) -> str:
+    """Return an error's text. A ValueError may quote a part of a password, so its text is replaced."""
+    quotes_value = isinstance(error, ValueError) and not isinstance(error, OSError)
+    return "it can't be read" if quotes_value else str(error)

@@ -78,10 +78,12 @@ def _removed() -> Iterable[CheckMessage]:
 
 
 def _unknown() -> Iterable[CheckMessage]:
-    known = [*environment.declared, *REMOVED_SETTINGS]
-    for name in sorted(os.environ.keys() - known):
+    from guardian_consumers import settings as consumers  # a slow import
+
+    known = environment.declared.keys() | consumers.VARIABLES  # the command consume has settings of its own
+    for name in sorted(os.environ.keys() - known - REMOVED_SETTINGS.keys()):
         if name.startswith(OUR_PREFIXES) and not NO_SETTINGS.fullmatch(name):
-            nearest = get_close_matches(name, environment.declared, n=1, cutoff=0.8)
+            nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.8)
             hint = f"Did you mean {nearest[0]}?" if nearest else "See .env.example for all settings."
             yield checks.Warning(f"{name} is not a setting, so it has no effect.", hint=hint, id="guardian.W008")
 

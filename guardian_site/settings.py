@@ -136,6 +136,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 else:
     DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+    # A pool such as PgBouncer gives each transaction another connection. Guardian's queries need no such cursor.
+    DATABASES["default"]["DISABLE_SERVER_SIDE_CURSORS"] = True
 # A new connection costs more than most requests: when the last connection closes, SQLite checkpoints its WAL.
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -21,6 +21,7 @@ MAX_SECONDS_AHEAD = 60
 """How far a client's message id may be in the future, to allow for its clock."""
 
 REQUIRED = "Required"
+GIVEN_TWICE = "Given twice"
 
 _NUMBER = re.compile(r"-?[0-9]{1,100}")
 _SECONDS = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{0,100})?")
@@ -103,7 +104,7 @@ def parse_id(text: Any) -> uuid.UUID:
 
 
 def parse_ids(text: str) -> list[MessageRef]:
-    """Parse addresses of messages such as ``"1:hex,2:hex"``, or ``"hex"`` for partition 1.
+    """Parse addresses of messages such as ``"1:hex,2:hex"``, or ``"hex"`` for partition 1, dropping duplicates.
 
     Partitions that the queue doesn't have are valid, but empty. Raises Invalid for ``message_id`` or ``partition``.
     """
@@ -119,7 +120,7 @@ def parse_ids(text: str) -> list[MessageRef]:
         if where is None or what is None:
             raise Invalid(errors)
         found.append(MessageRef(what, where))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def collect_error(errors: dict[str, str], field: str, check: Callable[[], T]) -> T | None:

@@ -21,6 +21,7 @@ from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
 from message_store import principals, quota
 from message_store.models import MAX_NAME_LENGTH
 from message_store.parameters import (
+    GIVEN_TWICE,
     MAX_NUMBER,
     MAX_PARTITIONS,
     MAX_SECONDS_AHEAD,
@@ -337,7 +338,10 @@ def _by_partition(queue: StoredQueue, given: Mapping[str, Any], parse: Callable[
     parsed: dict[int, T] = {}
     for partition, value in given.items():
         try:
-            parsed[parse_number(partition, 1, queue.partitions)] = parse(value)
+            number = parse_number(partition, 1, queue.partitions)
+            if number in parsed:  # such as by 1 and 01
+                raise ValueError(GIVEN_TWICE)
+            parsed[number] = parse(value)
         except ValueError as error:
             errors[readable(partition[:MAX_NAME_LENGTH])] = str(error)
             if len(errors) > MAX_PARTITIONS:

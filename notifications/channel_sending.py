@@ -24,7 +24,7 @@ from rabbit.threads import ContextThreadPool
 logger = logging.getLogger(__name__)
 
 MAX_SENDING_SECONDS = 30
-"""The time limit of one call. With a last answer after at most 12 s it still ends before the lease expires."""
+"""The time limit of one call. With a last answer after at most 9 s it still ends before the lease expires."""
 
 MAX_CONCURRENT_CHANNELS = 8
 

@@ -28,7 +28,7 @@ from notifications import public_https
 from notifications.models import Channel
 
 TEST_LOCK_SECONDS = 15
-"""A killed sender blocks the owner's next test for this long. A test takes at most 12 seconds."""
+"""A killed sender blocks the owner's next test for this long. A test takes at most 9 seconds."""
 
 MAX_NAME_LENGTH = 100
 MAX_URL_LENGTH = 2000
@@ -132,7 +132,7 @@ def test_channel(channel: Channel) -> None:
 
 
 def send(channel: Channel, title: str, body: str) -> None:
-    """Send a message now, and record the result. It takes at most 12 seconds. Raises ChannelFailed."""
+    """Send a message now, and record the result. It takes at most 9 seconds. Raises ChannelFailed."""
     try:
         post(channel, title, body)
     except ChannelFailed as error:

@@ -1,20 +1,17 @@
-"""Requests to addresses that owners enter: over HTTPS, only to public IP addresses, finished within 12 seconds.
+"""Requests to addresses that owners enter: over HTTPS, only to public IP addresses, with a deadline.
 
 Apprise's plugins call ``requests.post`` and similar functions. ``confine`` replaces ``requests`` in the plugin's module
 by ``client``. Its adapter resolves the name once, checks the IP addresses and connects to them, so neither DNS
-rebinding nor a redirect circumvents the check. The module ``requests`` itself is unchanged: sign-in by OpenID Connect
-uses it too.
+rebinding nor a redirect circumvents the check. The module ``requests`` itself is unchanged. The deadline and the size
+limit of answers are in ``core/bounded_requests.py``.
 """
 
 import ipaddress
-import logging
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import Any
 
 import requests
@@ -24,12 +21,7 @@ from urllib3.connection import HTTPSConnection
 from urllib3.connectionpool import HTTPSConnectionPool
 from urllib3.util.connection import create_connection
 
-from core.certificates import SystemTrust
-
-CONNECT_SECONDS = 4.0
-READ_SECONDS = 8.0
-MAX_RESPONSE_BYTES = 1024 * 1024
-"""Services answer with some hundred bytes."""
+from core import bounded_requests
 
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -47,27 +39,6 @@ class Attempt:
         """The HTTP status of the last answer."""
         self.reason = ""
         """Why there was no answer."""
-        self._ended = False
-        self._sockets: list[socket.socket] = []
-        self._lock = threading.Lock()
-
-    def add_socket(self, connected: socket.socket) -> None:
-        with self._lock:
-            if self._ended:
-                connected.close()
-                raise Unreachable("it took too long")
-            # TLS detaches this socket object, so keep a duplicate of the connection.
-            self._sockets.append(connected.dup())
-
-    def end(self) -> None:
-        """Close the connections, and refuse further ones."""
-        with self._lock:
-            self._ended = True
-            for one in self._sockets:
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-                one.close()
-            self._sockets.clear()
 
 
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -76,43 +47,36 @@ _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 def run_with_deadline(action: Callable[[], bool]) -> tuple[bool, Attempt]:
     """Run an action that sends requests through ``client``, and return its result and that of the requests.
 
-    The action runs in a thread of its own. The call returns within 12 seconds, however slow the server is.
+    The call returns at the deadline of ``bounded_requests``, however slow the server is.
     """
     attempt = Attempt()
-    results: list[bool] = []
 
-    def run() -> None:
+    def run() -> bool:
         _attempt.set(attempt)
+        return action()
+
+    with bounded_requests.exchange() as exchange:
         try:
-            results.append(action())
+            return exchange.run(run), attempt
+        except bounded_requests.Unusable as error:
+            attempt.reason = attempt.reason or str(error)
         except Exception as error:  # the plugin failed on the answer, in any way
             attempt.reason = attempt.reason or f"the answer could not be read ({type(error).__name__})"
-
-    thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True)
-    thread.start()
-    thread.join(CONNECT_SECONDS + READ_SECONDS)
-    delivered = bool(results and results[0])  # before the connections are closed: a truncated answer may look complete
-    if thread.is_alive():
-        seconds = CONNECT_SECONDS + READ_SECONDS
-        attempt.reason = attempt.reason or f"no complete answer came within {seconds:.0f} s"
-    attempt.end()
-    return delivered, attempt
+    return False, attempt
 
 
 def is_public(text: str) -> bool:
-    """Return whether this IP address is public, including an IPv4 address embedded in it."""
+    """Return whether this IP address is public. One that embeds an IPv4 address is if that is.
+
+    Teredo addresses are not public. Versions of Python disagree on whether those of 6to4 are.
+    """
     address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv4Address):
-        return _is_global(address)
-    if address.ipv4_mapped is not None:
-        return _is_global(address.ipv4_mapped)
-    if address in NAT64:
-        return _is_global(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    wrapped = [address.sixtofour] if address.sixtofour else address.teredo or ()
-    return address in GLOBAL_UNICAST and _is_global(address) and all(map(_is_global, wrapped))
-
-
-def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        in_nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in NAT64 else None
+        embedded = address.ipv4_mapped or address.sixtofour or in_nat64
+        if embedded is None and address not in GLOBAL_UNICAST:
+            return False
+        address = embedded or address
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
@@ -160,7 +124,7 @@ class _Connection(HTTPSConnection):
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
         if not settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE and not all(map(is_public, addresses)):
             raise not_reached
-        deadline = time.monotonic() + CONNECT_SECONDS
+        deadline = time.monotonic() + bounded_requests.CONNECT_SECONDS
         for address in addresses:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -170,7 +134,7 @@ class _Connection(HTTPSConnection):
             except OSError:
                 continue
             attempt.reason = ""
-            attempt.add_socket(connected)
+            bounded_requests.current().add_socket(connected)
             return connected
         raise not_reached
 
@@ -179,12 +143,13 @@ class _Pool(HTTPSConnectionPool):
     ConnectionCls = _Connection
 
 
-class _Adapter(SystemTrust):
-    """Send one request over HTTPS, with the certificate verified and without a proxy."""
+class _Adapter(bounded_requests.Adapter):
+    """Send one request over HTTPS, with the certificate verified and without a proxy.
 
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"https": _Pool}
+    An answer that is too large is truncated: for most services only its status counts.
+    """
+
+    pools: Mapping[str, Any] = {"https": _Pool}
 
     def send(
         self,
@@ -200,11 +165,7 @@ class _Adapter(SystemTrust):
         try:
             if not (request.url or "").lower().startswith("https://"):
                 raise Unreachable("it leads to a plain http:// address, and messages are sent over HTTPS only")
-            response = super().send(
-                request, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS), verify=verify or True
-            )
-            # Limit the size: an endless answer, or a decompression bomb, must not fill the memory.
-            content = response.raw.read(MAX_RESPONSE_BYTES, decode_content=True)
+            response = super().send(request, verify=verify or True)
         except Unreachable as error:
             attempt.reason = str(error)
             raise requests.ConnectionError("not reached") from error
@@ -212,16 +173,12 @@ class _Adapter(SystemTrust):
             attempt.reason = "its certificate can't be verified; the host needs one from a trusted authority"
             raise
         except Exception as error:
-            timed_out = isinstance(error, requests.Timeout)
             attempt.reason = attempt.reason or (
-                f"no answer came within {READ_SECONDS:.0f} s"
-                if timed_out
+                bounded_requests.late()
+                if isinstance(error, requests.Timeout)
                 else "the connection was closed, or isn't HTTPS"
             )
             raise requests.ConnectionError("no answer") from error
-        finally:
-            self.close()
-        response._content, response._content_consumed = content, True
         attempt.status = response.status_code
         return response
 
@@ -262,11 +219,3 @@ def confine(plugin: object) -> None:
     names = vars(sys.modules[type(plugin).__module__])
     names["requests"]  # raises KeyError
     names["requests"] = client
-
-
-def _is_outside_attempt(_: logging.LogRecord) -> bool:
-    return _attempt.get() is None
-
-
-# At DEBUG, urllib3 logs the paths of requests. Those of webhooks are secrets.
-logging.getLogger("urllib3.connectionpool").addFilter(_is_outside_attempt)

@@ -43,6 +43,9 @@ NOT_FOUND = 404
 CONNECTION_LIMIT = "connection limit ("
 """In the broker's text about a connection that is one too many, in its vhost, of its user, or at its node."""
 
+QUEUE_LIMIT = "queue limit"
+"""In the broker's text about a queue that is one too many in its vhost."""
+
 NODE_DOWN = "is down or inaccessible"
 """The end of the broker's text about a queue whose node is down: "home node 'rabbit@a' of durable queue 'x' …"."""
 

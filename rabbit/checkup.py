@@ -1,17 +1,18 @@
-"""Checks of a broker over AMQP, for ``manage.py doctor``."""
+"""Checks of a broker over AMQP, for ``manage.py doctor`` and ``/readyz``."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import amqp
 
+from rabbit.addresses import split_addresses
 from rabbit.amqp import cluster_of, new_connection
+from rabbit.names import PROBE_QUEUE
 
 TIMEOUT_SECONDS = 4.0
 """For the connection and for each answer."""
-
-PROBE_QUEUE = "guardian.doctor"
 
 
 class ServerProperties(NamedTuple):
@@ -38,15 +39,32 @@ def server_properties(amqp_url: str) -> ServerProperties:
         connection.collect()
 
 
-def check_vhost(amqp_url: str, vhost: str) -> None:
-    """Connect to a vhost and declare a queue there passively, like the recheck before a deletion.
+def check_any(amqp_urls: str, vhost: str, seconds: float) -> None:
+    """Check a vhost like ``check_vhost`` at the first of several addresses that answers."""
+    *others, last = split_addresses(amqp_urls)
+    for url in others:
+        with suppress(OSError):
+            return check_vhost(url, vhost, seconds)
+    return check_vhost(last, vhost, seconds)
 
-    Raises OSError if there is no answer, and amqp.AMQPError if the broker refuses the login or the request.
+
+def check_vhost(amqp_url: str, vhost: str, seconds: float = TIMEOUT_SECONDS) -> None:
+    """Connect to a vhost. Declare a queue passively, like the recheck before a deletion, then declare and delete one.
+
+    Raises OSError if there is no answer, and amqp.AMQPError if the broker refuses the login or a request.
     """
-    connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
+    connection = new_connection(amqp_url, vhost, seconds)
     try:
         connection.connect()
         with suppress(amqp.NotFound):
             connection.channel().queue_declare(PROBE_QUEUE, passive=True, auto_delete=False)
+        declare_and_delete(connection.channel())
     finally:
         connection.collect()
+
+
+def declare_and_delete(channel: Any) -> None:
+    """Declare a queue that only this connection may use, and delete it. Raises amqp.AMQPError if that is refused."""
+    name = f"{PROBE_QUEUE}.{uuid4().hex}"
+    channel.queue_declare(name, exclusive=True)
+    channel.queue_delete(name)

@@ -25,6 +25,10 @@ _AGENTS_QUEUE = re.compile(r"(subscription|consumer)_")
 DEAD_LETTER_QUEUE = "guardian.dlq"
 """The queue in each agents' vhost for messages that exceed another queue's length limit or TTL."""
 
+PROBE_QUEUE = "guardian.doctor"
+"""The beginning of the names of exclusive queues that Guardian declares to see that the broker allows it. Lists leave
+them out: each exists for milliseconds."""
+
 _OWNED_QUEUE = re.compile(rf"queue/({_USER_NAME.pattern})/")
 _OWNED_EXCHANGE = re.compile(rf"exchange/({_USER_NAME.pattern})/")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rabbit.entities import Node
 from rabbit.errors import AnotherVhost, BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
-from rabbit.names import QueueName, is_amqp_name
+from rabbit.names import PROBE_QUEUE, QueueName, is_amqp_name
 from rabbit.threads import ContextThreadPool
 
 MAX_SEPARATE_LISTS = 20
@@ -305,6 +305,8 @@ def _read(listing: Generator[list[dict[str, Any]], None, None]) -> _Rows:
         for rows in given:
             received_at = time.monotonic()
             for row in rows:
+                if row["name"].startswith(PROBE_QUEUE) and _is_exclusive(row):
+                    continue
                 queues.append(parse_row(row))
                 if _is_internal(row):
                     internal.append((row["vhost"], row["name"]))

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 from celery import current_app
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Count, Max, Min, Q, Sum
 from django.db.models.functions import Coalesce
 from django.template.defaultfilters import filesizeformat
@@ -21,13 +24,15 @@ from django.template.defaultfilters import filesizeformat
 from agents.models import Sweep
 from core import broker
 from core.formatting import duration
-from core.models import Removal
+from core.masking import text_of
+from core.models import Lease, Removal
 from notifications import claims, retries
 from notifications.models import Notification
 from queues.guard import unguarded
 from queues.models import Archive, Pass, Watch
 from queues.rules.brake import released
 from queues.rules.turns import LONGEST_GAP
+from rabbit import checkup
 from rabbit.entities import Node
 from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.management import Management
@@ -45,6 +50,8 @@ SWEEPS_READ = 2
 TASK_QUEUE_TIMEOUT_SECONDS = 2
 
 MESSAGE_BYTES = 4096
+WRITTEN_KEY = "guardian.written"
+WRITTEN_KEY_SECONDS = 60
 GIVEN_UP_WITHIN = timedelta(days=2)
 FAILED_WITHIN = timedelta(days=2)
 
@@ -64,20 +71,48 @@ class Measurement(NamedTuple):
         return self.rule.judge(self.value, settings, **self.details)
 
 
-# The task queue
+# Writes
 
 
-def connect_to_task_queue() -> None:
-    """Connect to the task queue. In a folder as the task queue, write a file as large as a message.
+def attempt(rule: Rule, write: Callable[[], object], **details: str) -> Measurement:
+    """Try to write something. The detail ``error`` has the server's reason if it is refused."""
+    try:
+        write()
+    except Exception as error:  # drivers raise errors of any type
+        reason = readable(" ".join(text_of(error).split())) or f"no answer in time ({type(error).__name__})"
+        return Measurement(rule, True, {**details, "error": reason})
+    return Measurement(rule, False, details)
+
+
+def write_to_database() -> None:
+    """Write a row and delete it. On a full disk, and on a standby, the database can still be read."""
+    with transaction.atomic():
+        row = Lease.objects.create(name=f"written {uuid4().hex}")
+        Lease.objects.filter(name=row.name).delete()
+
+
+def write_to_task_queue() -> None:
+    """Write to the task queue: a key of Redis, a queue of RabbitMQ, or a file as large as a message. Leave nothing.
 
     Raises:
-        Exception: of the transport's types; the task queue can't be reached, or its disk is full.
+        Exception: of the transport's types; the task queue can't be reached or refuses the write, or its disk is full.
     """
     with current_app.connection_for_write(connect_timeout=TASK_QUEUE_TIMEOUT_SECONDS) as connection:
         connection.ensure_connection(max_retries=1, timeout=TASK_QUEUE_TIMEOUT_SECONDS)
+        kind = connection.transport.driver_type
+        if kind == "redis":
+            channel: Any = connection.default_channel
+            channel.client.set(WRITTEN_KEY, "", ex=WRITTEN_KEY_SECONDS)
+        elif kind == "amqp":
+            checkup.declare_and_delete(connection.default_channel)
     if folder := settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("data_folder_out"):
-        with tempfile.NamedTemporaryFile(dir=str(folder), suffix=".unfinished") as file:
-            file.write(b" " * MESSAGE_BYTES)
+        write_to_folder(Path(str(folder)))
+
+
+def write_to_folder(folder: Path) -> None:
+    """Write a file as large as a message, and delete it."""
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".unfinished") as file:
+        file.write(b" " * MESSAGE_BYTES)
 
 
 # The broker

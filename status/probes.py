@@ -9,14 +9,14 @@ from concurrent.futures import Future, wait
 
 from django.conf import settings
 from django.db import connection
-from django.db.models.functions import Now
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from core import broker
-from core.models import Lease
+from core.masking import mask_secrets, text_of
 from message_store.store import store
+from rabbit import checkup
 from status import facts, rules
 
 logger = logging.getLogger(__name__)
@@ -26,9 +26,6 @@ MAX_AGE_SECONDS = 2.0
 
 TIMEOUT_SECONDS = 1.8
 """How long ``/readyz`` waits for the parts, so that it answers within two seconds."""
-
-WRITTEN_LEASE = "readiness"
-"""The row that is written to see that the database can write."""
 
 
 @never_cache
@@ -41,16 +38,17 @@ def alive(request: HttpRequest) -> JsonResponse:
 @never_cache
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
-    """Answer 200 if the database, the task queue, the broker and the message store answer, otherwise 503.
+    """Answer 200 if the database, the task queue, the broker and the message store work, otherwise 503.
 
-    The body says which do. A message store in the database is not listed.
+    Each is written to, except the message store. The body says which work, and the log why the others don't. A message
+    store in the database is not listed.
     """
     answers = readiness.answers()
     return JsonResponse(answers, status=200 if all(answers.values()) else 503)
 
 
 class Readiness:
-    """Which parts answer, checked at most once in ``MAX_AGE_SECONDS``.
+    """Which parts work, checked at most once in ``MAX_AGE_SECONDS``.
 
     Each part is checked in a thread of its own. A part that hangs is not checked again until that thread has ended.
     Only one request at a time waits for the checks; others get the last answers, so that they block no worker.
@@ -64,7 +62,7 @@ class Readiness:
         self._checked_at = -math.inf
 
     def answers(self) -> dict[str, bool]:
-        """Return for each part whether it answers."""
+        """Return for each part whether it works."""
         if self._lock.acquire(blocking=False):
             try:
                 if time.monotonic() - self._checked_at >= MAX_AGE_SECONDS:
@@ -99,16 +97,14 @@ def _succeeds(name: str, check: Callable[[], object]) -> bool:
     try:
         check()
     except Exception as error:  # drivers raise errors of any type; only the log has the reason
-        logger.warning("Not ready: the %s does not answer: %s", name, error)
+        logger.warning("Not ready: the %s does not work: %s", name, mask_secrets(text_of(error)))
         return False
     return True
 
 
 def _database() -> None:
-    """Write to the database: on a full disk it can still be read."""
     try:
-        if not Lease.objects.filter(name=WRITTEN_LEASE).update(expires_at=Now()):
-            Lease.objects.bulk_create([Lease(name=WRITTEN_LEASE)], ignore_conflicts=True)
+        facts.write_to_database()
     finally:
         connection.close()
 
@@ -118,6 +114,8 @@ def _broker() -> None:
     _, answer = facts.time_answer(lambda: broker.management(read_timeout=timeout).whoami(), timeout)
     if answer.verdict.is_wrong:
         raise ConnectionError(answer.verdict.sentence)
+    if settings.RABBIT_URL:
+        checkup.check_any(settings.RABBIT_URL, settings.GUARDIAN_PULSE_VHOST, timeout)
 
 
 def _message_store() -> None:
@@ -126,7 +124,7 @@ def _message_store() -> None:
 
 PARTS: dict[str, Callable[[], object]] = {
     "database": _database,
-    "task_queue": facts.connect_to_task_queue,
+    "task_queue": facts.write_to_task_queue,
     "broker": _broker,
 }
 if settings.MESSAGE_STORE != "database":

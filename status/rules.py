@@ -130,8 +130,8 @@ PASS_AGE = Rule(
     sentence="The last pass began {value} ago.",
     never="No pass has run yet, so no queue is guarded.",
     next_step=(
-        "Check that beat and the worker for the queue 'guarding' are running. Until they are, run "
-        "'manage.py monitor_queues': it guards without them."
+        "Check that beat and the worker for the queue 'guarding' are running; 'manage.py doctor' tests the task queue. "
+        "Until passes run, run 'manage.py monitor_queues': it guards without them."
     ),
     runbook="no-pass-runs",
     alert="GuardianNoPass",
@@ -447,6 +447,48 @@ SAME_ADDRESS = Rule(
     runbook="owners-have-one-address",
 )
 
+# Writes, which only doctor and /readyz try. Reading may work while nothing can be written.
+
+DATABASE_WRITES = Rule(
+    name="database writes",
+    measures="the database refuses writes",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="Nothing can be written to the database: {error}",
+    next_step="Free space on its disk, or connect to the primary: a standby is read-only. Nothing is guarded now.",
+    runbook="nothing-can-be-written",
+)
+
+TASK_QUEUE = Rule(
+    name="task queue",
+    measures="the task queue takes no tasks",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="The task queue takes no tasks: {error}",
+    next_step="Check that it runs and takes writes, and CELERY_BROKER_URL. Without it workers get no tasks.",
+    runbook="nothing-can-be-written",
+)
+
+FOLDER = Rule(
+    name="folder",
+    measures="a folder of GUARDIAN_VAR_DIR can't be written",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="GUARDIAN_VAR_DIR ({folder}) can't be written: {error}",
+    next_step="Make the folder writable for the account that runs Guardian, and free space on its disk.",
+    runbook="nothing-can-be-written",
+)
+
+MAIL_SERVER = Rule(
+    name="mail server",
+    measures="the mail server refuses Guardian's mails",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="{where} refuses mails from {sender} to {recipient}: {error}",
+    next_step="Allow the sender there, or set DEFAULT_FROM_EMAIL to an address that it accepts.",
+    runbook="notifications-wait",
+)
+
 OF_BROKER = (BROKER, NODE_STOPPED, CLUSTER_SPLIT, MEMORY_ALARM, DISK_ALARM, MEMORY, DISK, FILES)
 OF_GUARDIAN = (
     PASS_AGE,
@@ -473,5 +515,5 @@ OF_GUARDIAN = (
     ARCHIVES_FAILED,
     ARCHIVES_FULL,
 )
-OF_DOCTOR = (CLOCK, LEASE, OLDER_ADDRESSES, SAME_ADDRESS)
+OF_DOCTOR = (CLOCK, LEASE, OLDER_ADDRESSES, SAME_ADDRESS, DATABASE_WRITES, TASK_QUEUE, FOLDER, MAIL_SERVER)
 RULES = (*OF_BROKER, *OF_GUARDIAN, *OF_DOCTOR)

@@ -32,7 +32,7 @@ def show_mail(mail: Mail) -> None:
 
 
 def main() -> int:
-    """Run until Ctrl-C. Return 1 if something did not start or ended unexpectedly."""
+    """Run until Ctrl-C. Return 1 if something did not start, or RabbitMQ ended."""
     parser = argparse.ArgumentParser(prog="python -m tools.run", description="Run Guardian on this machine.")
     parser.add_argument(
         "--web", type=int, choices=range(1, 10), default=1, metavar="N", help="web processes, each on its own port"

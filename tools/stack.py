@@ -29,6 +29,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 MIN_FREE_BYTES = 1_000_000
 """With less free space, the disk counts as full: SQLite and the task queue can't write any more."""
 
+SETTLING_SECONDS = 10
+"""A process that ends sooner can't work with these settings."""
+
+RESTART_SECONDS = 5
+"""Like RestartSec in deploy/systemd."""
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -246,20 +252,40 @@ class Stack:
 
     def check(self) -> None:
         """Raise StartError with the end of its log if a process has ended unexpectedly."""
-        if self.node is not None and self.node.ended:
-            raise StartError("the private RabbitMQ has ended")
+        self._check_node()
         if self._processes is not None:
             for name, code in self._processes.ended().items():
                 log = tail(self._processes.log(name))
                 raise StartError(f"the process {name!r} has ended with code {code}. Its output:\n{log}")
 
+    def _check_node(self) -> None:
+        if self.node is not None and self.node.ended:
+            raise StartError("the private RabbitMQ has ended")
+
     def wait(self) -> None:
-        """Run `check` repeatedly until it raises StartError. While the disk is full, wait until there is room again."""
+        """Run `check` repeatedly until it raises StartError. While the disk is full, wait until there is room again.
+
+        After the first ``SETTLING_SECONDS``, start processes that end again: workers end when Redis becomes a replica.
+        """
+        settled_at = time.monotonic() + SETTLING_SECONDS
         while True:
             if free_bytes(self._var) < MIN_FREE_BYTES:
                 self._outlast_full_disk()
-            self.check()
+            if time.monotonic() < settled_at:
+                self.check()
+            else:
+                self._check_node()
+                self._restart_ended()
             time.sleep(0.2)
+
+    def _restart_ended(self) -> None:
+        if self._processes is None or not (ended := self._processes.ended()):
+            return
+        time.sleep(RESTART_SECONDS)
+        for name, code in ended.items():
+            if self._processes is not None:  # another thread may stop the stack meanwhile
+                self._say(f"The process {name!r} starts again, because it has ended with code {code}.")
+                self.start_process(name)
 
     def _outlast_full_disk(self) -> None:
         """Wait until there is room on the disk. Then start what ended or broke meanwhile, as RabbitMQ does."""
@@ -302,9 +328,9 @@ class Stack:
     def stop(self) -> None:
         """Stop everything that was started. A second Ctrl-C does not interrupt this."""
         with _signals_ignored():
-            if self._processes is not None:
-                self._processes.stop()
-                self._processes = None
+            processes, self._processes = self._processes, None
+            if processes is not None:
+                processes.stop()
             while self._sockets:
                 self._sockets.popitem()[1].close()
             if self.mail is not None:

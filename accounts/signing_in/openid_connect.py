@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,14 +37,37 @@ from accounts.signing_in.codes import (
     too_many_codes,
 )
 from accounts.signing_in.owners import get_or_create_owner, mark_address_verified, valid_address
-from core.certificates import SystemTrust
+from core import bounded_requests
 from core.limits import RateLimitExceeded
 
 log = logging.getLogger(__name__)
 
+MAX_EXCHANGES = 2
+"""How many threads of a process may wait for the provider. Anybody can start a sign-in, and a provider may be slow."""
+
+BUSY_RETRY_SECONDS = 10
+
+_exchanges = threading.BoundedSemaphore(MAX_EXCHANGES)
+
 
 class InvalidProviderResponse(OAuth2Error):
     """The provider's response is not valid OpenID Connect."""
+
+
+class ProviderBusy(Exception):
+    """``MAX_EXCHANGES`` threads wait for the provider already."""
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Begin the requests of a sign-in to the provider. Raises ProviderBusy."""
+    if not _exchanges.acquire(blocking=False):
+        raise ProviderBusy
+    try:
+        with bounded_requests.exchange():
+            yield
+    finally:
+        _exchanges.release()
 
 
 # By OpenID Connect
@@ -94,7 +118,8 @@ class Claims:
 def _parsing(what: str) -> Iterator[None]:
     try:
         yield
-    except (AttributeError, ImproperlyConfigured, KeyError, TypeError, ValueError) as error:
+    # A token is a text in the answer, so its JSON may be nested deeper than the answer's.
+    except (AttributeError, ImproperlyConfigured, KeyError, RecursionError, TypeError, ValueError) as error:
         raise InvalidProviderResponse(f"the {what}: {error!r}") from error
 
 
@@ -135,7 +160,8 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 
 def check_provider() -> None:
     """Fetch the provider's configuration. Raises RequestException, or OAuth2Error if it is invalid."""
-    _ = ProviderAdapter(HttpRequest(), PROVIDER_ID).openid_config
+    with bounded_requests.exchange():
+        _ = ProviderAdapter(HttpRequest(), PROVIDER_ID).openid_config
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
@@ -147,9 +173,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
     """
 
     def get_requests_session(self) -> Session:
-        session: Session = super().get_requests_session()  # type: ignore[no-untyped-call]
-        session.mount("https://", SystemTrust())
-        return session
+        return bounded_requests.Session()
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
         claims = sociallogin.claims
@@ -193,7 +217,10 @@ def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse
     provider = social_adapter(request).get_provider(request, provider_id)
     provider.oauth2_adapter_class = ProviderAdapter
     try:
-        response: HttpResponse = provider.redirect(request, process=AuthProcess.LOGIN, next_url=next_url)
+        with _exchange():
+            response: HttpResponse = provider.redirect(request, process=AuthProcess.LOGIN, next_url=next_url)
+    except ProviderBusy:
+        return _provider_busy(request)
     except (RequestException, OAuth2Error) as error:
         return _provider_unavailable(request, error)
     return response
@@ -205,7 +232,10 @@ def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpRespo
         raise Http404("OpenID Connect is not configured")
     try:
         view: Any = OAuth2CallbackView.adapter_view(ProviderAdapter(request, provider_id))  # type: ignore[no-untyped-call]
-        response: HttpResponse = view(request)
+        with _exchange():
+            response: HttpResponse = view(request)
+    except ProviderBusy:
+        return _provider_busy(request)
     except (RequestException, OAuth2Error) as error:
         return _provider_unavailable(request, error)
     return response
@@ -235,6 +265,12 @@ def _verify_by_code(request: HttpRequest, claims: Claims, next_url: str | None) 
 def _provider_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
     log.error("OpenID Connect: %s: %.300s", type(error).__name__, error)
     return _provider_page(request, "unreachable", 503)
+
+
+def _provider_busy(request: HttpRequest) -> HttpResponse:
+    response = _provider_page(request, "busy", 503)
+    response["Retry-After"] = str(BUSY_RETRY_SECONDS)
+    return response
 
 
 def _provider_page(request: HttpRequest, problem: str, status: int) -> HttpResponse:

@@ -21,7 +21,7 @@ from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from core import body_timeout
-from message_store.parameters import MAX_PARTITIONS, REQUIRED, Invalid, collect_error, parse_number
+from message_store.parameters import GIVEN_TWICE, MAX_PARTITIONS, REQUIRED, Invalid, collect_error, parse_number
 from message_store.queues import MAX_BATCH, MessageInput, check_name
 from rabbit.names import readable
 
@@ -118,7 +118,7 @@ def _discard(request: HttpRequest, length: int) -> None:
 
 
 def form(request: HttpRequest) -> dict[str, str]:
-    """Return the fields of a form-encoded body. The last of several fields with one name wins."""
+    """Return the fields of a form-encoded body. Each may be given once."""
     kind = media_type(request)
     data = body(request, MAX_FORM_BYTES)
     if not data:
@@ -131,7 +131,7 @@ def form(request: HttpRequest) -> dict[str, str]:
 
 
 def query(request: HttpRequest) -> dict[str, str]:
-    """Return the parameters of a request's query. The last of several parameters with one name wins."""
+    """Return the parameters of a request's query. Each may be given once."""
     text = str(request.META.get("QUERY_STRING", ""))
     return _fields(text.encode("latin-1", "replace"), "query") if text else {}
 
@@ -265,6 +265,8 @@ def _fields(data: bytes, where: str = "body") -> dict[str, str]:
         name, _, value = part.partition(b"=")
         if name:
             key = _decoded(name, where, where)
+            if key in fields:
+                raise Invalid({readable(key[:50]): GIVEN_TWICE})
             fields[key] = _decoded(value, readable(key[:50]), where)
     return fields
 
@@ -285,6 +287,9 @@ def _multipart(request: HttpRequest, data: bytes) -> dict[str, str]:
         fields, _ = MultiPartParser(meta, BytesIO(data), [], "utf-8").parse()
     except (MultiPartParserError, SuspiciousOperation, ValueError) as error:
         raise Invalid({"body": f"Unreadable: {readable(str(error)[:100])}"}) from None
+    for name, values in fields.lists():
+        if len(values) > 1:
+            raise Invalid({readable(name[:50]): GIVEN_TWICE})
     return {name: str(value) for name, value in fields.items()}
 
 

@@ -10,15 +10,16 @@ import amqp
 from django.conf import settings
 
 from core.addresses import split_address
+from core.masking import text_of
 from queues.guard import pass_run
 from rabbit import checkup, snapshot
 from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
-from rabbit.amqp import CONNECTION_LIMIT
+from rabbit.amqp import CONNECTION_LIMIT, QUEUE_LIMIT
 from rabbit.errors import BrokerError, Refused
 from rabbit.management import Management
 from rabbit.threads import ContextThreadPool
 from status.doctor.broker import agents_on_broker
-from status.doctor.findings import BROKER_SECONDS, Finding, Findings, Status, quoted_names, text_of
+from status.doctor.findings import BROKER_SECONDS, Finding, Findings, Status, quoted_names
 
 AMQP = ("amqp", "amqps", "pyamqp")
 
@@ -45,8 +46,9 @@ def check_amqp() -> Findings:
             "Guardian deletes queues and publishes over AMQP, so it can't now. Close connections, or raise this limit, "
             "with room for Guardian: see docs/operators.md#the-broker-refuses-to-delete-a-queue."
             if CONNECTION_LIMIT in reason
-            else "Check the user and the password in RABBIT_URL, and its permissions: RabbitMQ 4.3 answers a passive "
-            "declare only to a RabbitMQ user with a permission on the queue. Lengths are less exact without."
+            else "Delete queues, or raise this limit with rabbitmqctl set_vhost_limits: agents can't register any."
+            if QUEUE_LIMIT in reason
+            else "Check the user, the password in RABBIT_URL and its permissions. Guardian needs all permissions there."
         )
         yield Finding(
             name, Status.PROBLEM, f"Guardian can't declare queues in {quoted_names(refused)}: {reason}", advice
@@ -128,7 +130,7 @@ def _cluster_over_amqp(url: str) -> str:
 
 
 def _refused(url: str, vhost: str) -> str:
-    """Return why Guardian can't declare a queue passively in a vhost; empty: it can."""
+    """Return why Guardian can't declare or delete a queue in a vhost; empty: it can."""
     try:
         checkup.check_vhost(url, vhost)
     except amqp.AMQPError as error:

@@ -22,7 +22,7 @@ from rabbit.names import readable
 from status import facts, rules
 from status.doctor.addresses import AMQP, first_answering
 from status.doctor.broker import compare_clock
-from status.doctor.findings import Finding, Findings, Status, findings_of, text_of
+from status.doctor.findings import Finding, Findings, Status, finding_of, findings_of
 from status.doctor.settings import ON_THIS_MACHINE
 from status.facts import Measurement
 
@@ -32,7 +32,7 @@ MAX_ADDRESSES_SHOWN = 20
 
 
 def check_database() -> Findings:
-    """Check the database's version, migrations and what the rules say about its rows."""
+    """Check the database's version, migrations, that it can be written, and what the rules say about its rows."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
@@ -47,6 +47,7 @@ def check_database() -> Findings:
         pending = _pending_migrations()
         yield pending
         if pending.status is Status.OK:
+            yield finding_of(facts.attempt(rules.DATABASE_WRITES, facts.write_to_database).verdict)
             yield from _rows()
     except Error as error:
         advice = "Check that it runs, and the account and the password in DATABASE_URL. Nothing works without it."
@@ -138,11 +139,9 @@ def check_task_queue() -> Findings:
         found = "CELERY_BROKER_URL is memory://, which other processes can't see, so workers get no tasks"
         yield Finding("task queue", Status.PROBLEM, found, advice)
         return
-    try:
-        facts.connect_to_task_queue()
-    except Exception as error:  # transports raise errors of any type
-        advice = "Check that it runs, and CELERY_BROKER_URL. Without it workers get no tasks, and passes stop."
-        yield Finding("task queue", Status.PROBLEM, f"it does not answer: {text_of(error)}", advice)
+    written = facts.attempt(rules.TASK_QUEUE, facts.write_to_task_queue).verdict
+    if written.is_wrong:
+        yield finding_of(written)
         return
     is_folder = url.scheme == "filesystem"
     where = "a folder on this machine" if is_folder else f"{url.scheme} on {url.hostname or ON_THIS_MACHINE}"

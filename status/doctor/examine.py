@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from django.db import connection
 
+from core.masking import text_of
 from status.doctor.addresses import check_addresses, check_amqp
 from status.doctor.broker import check_broker, check_broker_clock
 from status.doctor.database import check_database, check_task_queue
@@ -14,7 +15,6 @@ from status.doctor.findings import (
     Finding,
     Findings,
     Status,
-    text_of,
     with_certificate_advice,
     without_passwords,
 )

@@ -91,12 +91,6 @@ def shell_quoted(name: str) -> str:
     return shlex.quote(readable(name))
 
 
-def text_of(error: Exception) -> str:
-    """Return an error's text. A ValueError may quote a part of a password, so its text is replaced."""
-    quotes_value = isinstance(error, ValueError) and not isinstance(error, OSError)
-    return "it can't be read" if quotes_value else str(error)
-
-
 def without_passwords(finding: Finding) -> Finding:
     """Return a finding without secrets, which texts of errors may contain. The advice never contains any."""
     found = finding.found

@@ -1,6 +1,9 @@
 """What ``doctor`` checks of mail, the message store and the sign-in provider."""
 
 import smtplib
+from contextlib import closing
+from email.utils import parseaddr
+from typing import Any
 
 from allauth.socialaccount.providers.oauth2.client import OAuth2Error
 from django.conf import settings
@@ -8,15 +11,20 @@ from django.core.mail import get_connection
 from requests import RequestException
 
 from accounts.signing_in import openid_connect
+from core.masking import text_of
 from message_store.cassandra.settings import replication
 from message_store.store import StoreUnavailable, store
-from status.doctor.findings import Finding, Findings, Status, text_of
+from status import facts, rules
+from status.doctor.findings import Finding, Findings, Status, finding_of
+
+FIRST_REFUSAL = 400
+"""SMTP's codes below are consents."""
 
 # Mail
 
 
 def check_mail_server() -> Findings:
-    """Connect to the mail server and sign in."""
+    """Connect to the mail server, sign in, and begin a mail to an operator, which is not sent."""
     if not settings.EMAIL_BACKEND.endswith("smtp.EmailBackend"):
         found = f"no mail server is set; mails go to {settings.EMAIL_BACKEND.split('.')[-2]}"
         status = Status.OK if settings.DEBUG else Status.WARNING
@@ -24,10 +32,17 @@ def check_mail_server() -> Findings:
         yield Finding("mail server", status, found, advice)
         return
     where = f"{settings.EMAIL_HOST}, port {settings.EMAIL_PORT}"
+    sender = parseaddr(settings.DEFAULT_FROM_EMAIL)[1]
+    recipient = next(iter(settings.GUARDIAN_OPERATOR_EMAILS), sender)
     try:
-        server = get_connection(timeout=5)
+        server: Any = get_connection(timeout=5)
         server.open()
-        server.close()
+        with closing(server):
+            begun = facts.attempt(
+                rules.MAIL_SERVER,
+                lambda: _begin_mail(server.connection, sender, recipient),
+                where=where, sender=sender, recipient=recipient,
+            )  # fmt: skip
     except smtplib.SMTPAuthenticationError as error:
         found = f"{where}: it refuses the account ({error.smtp_code})"
         yield Finding("mail server", Status.PROBLEM, found, "Check the account and the password in EMAIL_URL.")
@@ -35,8 +50,21 @@ def check_mail_server() -> Findings:
         advice = "Check that it runs, and EMAIL_URL. Guardian keeps mails and tries to send them for a day."
         yield Finding("mail server", Status.PROBLEM, f"{where}: {text_of(error) or 'no answer in time'}", advice)
     else:
+        if begun.verdict.is_wrong:
+            yield finding_of(begun.verdict)
+            return
         login = "and accepts the account" if settings.EMAIL_HOST_USER else "without an account"
         yield Finding("mail server", Status.OK, f"{where} answers, {login}")
+
+
+def _begin_mail(connection: smtplib.SMTP, sender: str, recipient: str) -> None:
+    """Name sender and recipient as for a mail, and take it back. Many servers judge the sender after the recipient."""
+    connection.ehlo_or_helo_if_needed()
+    for name, address in ((connection.mail, sender), (connection.rcpt, recipient)):
+        code, reply = name(address)
+        if code >= FIRST_REFUSAL:
+            raise smtplib.SMTPException(f"{code} {reply.decode(errors='replace')}")
+    connection.rset()
 
 
 # The message store

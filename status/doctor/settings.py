@@ -1,6 +1,7 @@
 """What ``doctor`` checks of the settings and folders."""
 
-import tempfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +12,8 @@ from django.http.request import split_domain_port, validate_host
 
 from core.addresses import is_loopback
 from core.certificates import store_error
-from status.doctor.findings import Finding, Findings, Status
+from status import counters, facts, rules
+from status.doctor.findings import Finding, Findings, Status, findings_of
 
 ON_THIS_MACHINE = "this machine"
 
@@ -31,7 +33,7 @@ def check_settings() -> Findings:
     yield from _secret_key()
     yield from _base_url()
     yield from _certificates()
-    yield _var_folder()
+    yield from _folders()
 
 
 def _debug() -> Finding:
@@ -91,14 +93,16 @@ def _certificates() -> Findings:
         yield Finding("certificates", Status.PROBLEM, error, advice)
 
 
-def _var_folder() -> Finding:
+def _folders() -> Findings:
+    """Check GUARDIAN_VAR_DIR and the folders in it: an account other than Guardian's may have created one."""
     folder = Path(settings.VAR_DIR)
-    try:
+    with suppress(OSError):  # writing reports it
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"x")
-    except OSError as error:
-        found = f"GUARDIAN_VAR_DIR ({folder}) can't be written: {error.strerror}"
-        advice = "Make the folder writable for the account that runs Guardian, and free space on its disk."
-        return Finding("folder", Status.PROBLEM, found, advice)
-    return Finding("folder", Status.OK, f"GUARDIAN_VAR_DIR ({folder}) can be written")
+    used = {folder, counters.FOLDER, Path(settings.CELERY_BEAT_SCHEDULE_FILENAME).parent}
+    used |= {Path(str(value)) for name, value in settings.CELERY_BROKER_TRANSPORT_OPTIONS.items() if "folder" in name}
+    written = [
+        facts.attempt(rules.FOLDER, partial(facts.write_to_folder, one), folder=str(one)).verdict
+        for one in sorted(used)
+        if one == folder or one.exists()
+    ]
+    yield from findings_of(written)

@@ -2,6 +2,10 @@
 
 import re
 import socket
+import threading
+import time
+from base64 import b64encode
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -15,8 +19,11 @@ from django.utils import timezone
 from oidc_provider_mock import run_server_in_thread
 
 from accounts.models import Owner
+from core import bounded_requests
 from tests.accounts.test_signin import code_for, enter, is_signed_in
 from tests.support.proxy import Proxy, http_answer
+from tests.support.toolbox import in_parallel, wait_until
+from tests.support.webhooks import Webhook, trickle
 
 ALICE = {"email": "alice@example.org", "email_verified": True, "name": "Alice Example"}
 
@@ -319,11 +326,14 @@ def test_a_provider_that_is_unreachable_at_the_start_or_during_sign_in_is_503(cl
     assert "OpenID Connect: ConnectionError" in caplog.text
 
 
+NESTED = b"[" * 200_000
 GARBAGE = [b"", b"[]", b"{}", b'{"issuer": 7}', b"\xff\xfe", b'{"error": "x"}', b'{"access_token": 7}',
-           b'{"access_token": "x", "id_token": "x", "expires_in": "soon"}']  # fmt: skip
+           b'{"access_token": "x", "id_token": "x", "expires_in": "soon"}',
+           b'{"access_token": "x", "id_token": "e30.%s.e30"}' % b64encode(NESTED),
+           NESTED, b'{"a":' * 200_000, b'{"access_token": "%s"}' % (b"x" * bounded_requests.MAX_BYTES)]  # fmt: skip
 
 
-@pytest.mark.parametrize("body", GARBAGE)
+@pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
 @pytest.mark.parametrize("header", ["Content-Type: application/json", "X-None: 1"])
 def test_a_malformed_configuration_of_the_provider_is_503(client, proxied_provider, body, header):
     proxied_provider.answer(http_answer("200 OK", body, header))
@@ -331,7 +341,7 @@ def test_a_malformed_configuration_of_the_provider_is_503(client, proxied_provid
     assert (page.status_code, "be reached" in page.text) == (503, True)
 
 
-@pytest.mark.parametrize("body", GARBAGE)
+@pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
 @pytest.mark.parametrize("good_answers", [0, 1, 2])
 def test_a_malformed_answer_during_the_callback_is_503(client, running, settings, proxied_provider, body, good_answers):
     """The malformed answer follows 0 to 2 good ones: configuration, token, user info."""
@@ -349,6 +359,23 @@ def test_a_malformed_answer_during_the_callback_is_503(client, running, settings
     page = client.get(back)
     assert (page.status_code, "be reached" in page.text) == (503, True)
     assert not is_signed_in(client)
+
+
+def test_a_provider_that_sends_a_byte_at_a_time_occupies_two_threads_until_the_deadline(settings, monkeypatch):
+    monkeypatch.setattr(bounded_requests, "SECONDS", 2)
+    with Webhook(None) as slow:
+        slow.slowly = trickle()
+        use(settings, f"http://localhost:{slow.port}")
+        began = time.monotonic()
+        clients = [Client() for _ in range(8)]
+        pages = in_parallel(*(partial(client.post, "/signin/oidc/") for client in clients))
+        assert time.monotonic() - began < 6  # the server would take 30
+        assert slow.connections == 2
+        assert sorted((page.status_code, "is slow to answer" in page.text) for page in pages) == [
+            *[(503, False)] * 2, *[(503, True)] * 6,
+        ]  # fmt: skip
+        wait_until(lambda: not any(one.name == bounded_requests.THREAD_NAME for one in threading.enumerate()))
+    assert clients[0].post("/signin/oidc/").status_code == 503  # the threads are free: it is unreachable, not busy
 
 
 def test_a_code_that_cannot_be_mailed_is_503(client, provider, mailbox):

@@ -160,7 +160,7 @@ def test_services_and_processors_are_filtered_by_every_parameter_of_the_client(a
     assert services(identity_uuid=identity.uuid.hex) == ["active", "idle"]
     assert services(identity_uuid=uuid.uuid4().hex) == []
     assert services(mode="report") == services(state=2) == services(state="Idle") == ["idle"]
-    assert services(state=["1", "3"]) == ["active"]
+    assert services(state=["1", "3", "1"]) == ["active"]
     assert services(stale="true") == services(modified_before=yesterday) == ["idle"]
     assert services(stale="false") == services(modified_after=yesterday) == ["active"]
     assert processors(service_uuid=idle.uuid.hex) == processors(stale="true") == ["old"]
@@ -198,6 +198,7 @@ def test_operators_remove_identities_with_nothing_registered_and_services_that_d
     [
         (PATH, {"offering": "x"}, "offering"),
         (SERVICES, {"state": "4"}, "state"),
+        (SERVICES, {"mode": ["report", "report"]}, "mode"),
         ("event-consumers/", {"is_local": "x"}, "is_local"),
         (PATH, {"offering_uuid": "x"}, "offering_uuid"),
         (PATH, {"last_restarted": "yesterday"}, "last_restarted"),

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from accounts.access.vouching import NotVouched
 from accounts.models import Owner
+from core import bounded_requests
 from notifications import channels, public_https
 from notifications.channels import BadChannel, ChannelFailed, create_channel
 from notifications.models import Channel
@@ -408,8 +409,8 @@ def test_other_requests_of_the_process_are_not_confined(channel, webhook, certif
 
 @pytest.fixture
 def short_timeouts(monkeypatch):
-    monkeypatch.setattr(public_https, "CONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(public_https, "READ_SECONDS", 1)
+    monkeypatch.setattr(bounded_requests, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(bounded_requests, "SECONDS", 1.5)
 
 
 @pytest.mark.parametrize("how", ["silent", "trickling"])

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
-from core import bulk
+from core import bounded_requests, bulk
 from core.leases import lease
 from notifications import (
     audience,
@@ -27,7 +27,6 @@ from notifications import (
     enqueue,
     mail_sending,
     mails,
-    public_https,
     retries,
 )
 from notifications.audience import Ownership
@@ -580,7 +579,7 @@ def test_notifications_to_a_removed_channel_are_given_up(pulse_user, room, webho
 def test_hanging_channels_delay_neither_mails_nor_other_channels(
     pulse_user, alice, webhook, mailbox, certificate, monkeypatch
 ):
-    monkeypatch.setattr(public_https, "READ_SECONDS", 1)
+    monkeypatch.setattr(bounded_requests, "SECONDS", 1)
     with Webhook(certificate) as stuck:
         stuck.slowly = lambda write: time.sleep(60)
         for number in range(5):

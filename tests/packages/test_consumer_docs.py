@@ -64,6 +64,7 @@ def test_the_guide_lists_every_setting_with_its_default():
     source = Path(settings_module.__file__).read_text()
     read = {"URL", *re.findall(r'"([A-Z_]{3,}[A-Z])"', source)}
     assert set(said) == read
+    assert {f"RABBIT_{name}" for name in read} == settings_module.VARIABLES
     settings = settings_at("amqp://127.0.0.1", prefetch="growing")
     for name in ("GROWS_AFTER", "TIME_LIMIT", "HOLD_SECONDS", "PUBLISH_TIMEOUT"):
         assert float(said[name]) == getattr(settings, name.lower())

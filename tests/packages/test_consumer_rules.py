@@ -90,6 +90,15 @@ def test_settings_are_read_from_the_environment():
     assert (settings.young_prefetch, settings.grown_prefetch) == (7, 7)
 
 
+def test_an_unknown_setting_is_logged_with_the_nearest_known_one(caplog):
+    more = {"RABBIT_THREDS": "5", "RABBIT_COLOUR": "red", "RABBIT_PORT_5672_TCP": "tcp://10.0.0.7:5672"}
+    Settings.from_environment({"RABBIT_URL": URL, "RABBIT_EXCHANGE_NAME": "shop_test", **more})
+    assert caplog.messages == [
+        "RABBIT_COLOUR is not a setting, so it has no effect.",
+        "RABBIT_THREDS is not a setting, so it has no effect. Did you mean RABBIT_THREADS?",
+    ]
+
+
 def test_defaults_are_retry_and_a_growing_prefetch():
     settings = Settings.from_environment({"RABBIT_URL": URL, "RABBIT_EXCHANGE_NAME": "shop_test"})
     assert (settings.young_prefetch, settings.grown_prefetch, settings.grace) == (1, 20, None)

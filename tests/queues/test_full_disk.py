@@ -105,12 +105,12 @@ def test_beat_goes_on_if_it_cannot_write_its_schedule(disk, caplog):
 
 def test_the_task_queue_does_not_answer_if_its_folder_is_full(disk, settings):
     settings.CELERY_BROKER_TRANSPORT_OPTIONS = {"data_folder_out": str(disk.path)}
-    facts.connect_to_task_queue()
+    facts.write_to_task_queue()
     disk.fill()
     with pytest.raises(OSError, match="No space left"):
-        facts.connect_to_task_queue()
+        facts.write_to_task_queue()
     disk.free()
-    facts.connect_to_task_queue()
+    facts.write_to_task_queue()
     assert not list(disk.path.iterdir())
 
 

@@ -2,9 +2,10 @@
 
 import threading
 
+import amqp
 import pytest
 
-from rabbit import snapshot
+from rabbit import checkup, snapshot
 from rabbit.management import Management
 from rabbit.snapshot import ListedName
 from tests.support.counting import counted_requests
@@ -85,3 +86,16 @@ def test_a_vhost_is_stopped_until_a_node_that_starts_runs_it(management, vhosts)
 
 def test_a_vhost_given_twice_is_listed_once(management, vhosts):
     assert len(snapshot.take(management, [vhosts[0], vhosts[0]]).queues) == 1
+
+
+def test_the_queues_that_test_the_broker_are_left_out(management, vhosts, broker, monkeypatch):
+    listed = []
+
+    def list_and_delete(channel, name):
+        listed.extend(snapshot.take(management, vhosts[:1]).queues)
+        return queue_delete(channel, name)
+
+    queue_delete = amqp.Channel.queue_delete
+    monkeypatch.setattr(amqp.Channel, "queue_delete", list_and_delete)
+    checkup.check_vhost(broker.amqp_url, vhosts[0])
+    assert [queue.name for queue in listed] == ["a"]

@@ -204,6 +204,9 @@ def test_invalid_page_numbers_are_refused(world, as_operator):
     [
         ("queues/", {"state": "sad"}, "state"),
         ("queues/", {"ordering": "colour"}, "ordering"),
+        ("queues/", {"vhost": ["a", "a"]}, "vhost"),
+        ("queues/", {"page": ["1", "2"]}, "page"),
+        ("queues/<str:uuid>/samples/", {"span": ["hour", "day"]}, "span"),
         ("queues/", {"search": "\0"}, "search"),
         ("queues/", {"vhost": "\0"}, "vhost"),
         ("pulse-users/", {"search": "x" * 256}, "search"),

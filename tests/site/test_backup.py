@@ -51,7 +51,7 @@ class Backup:
         self.options = {"cwd": directory}
         if connection.vendor == "postgresql":
             self.options["env"] = {
-                "DATABASE_URL": database_url(alias),
+                "DATABASE_URL": f"{database_url(alias)}?sslmode=prefer&connect_timeout=5",
                 "PATH": f"{binaries()}:{os.environ['PATH']}",
             }
             self._make, *self.restoring = BACKUP_OF_POSTGRESQL

@@ -242,11 +242,13 @@ def test_a_removed_setting_in_the_env_file_is_refused(removed_setting, tmp_path)
     [
         ("GUARDIAN_MAX_QUEUE_LENGHT", "Did you mean GUARDIAN_MAX_QUEUE_LENGTH?"),
         ("RABBIT_URI", "Did you mean RABBIT_URL?"),
+        ("RABBIT_THREDS", "Did you mean RABBIT_THREADS?"),
         ("GUARDIAN_COLOUR", "See .env.example for all settings."),
     ],
 )
 def test_an_unknown_name_with_a_prefix_of_the_settings_is_warned_about(monkeypatch, name, hint):
     monkeypatch.setenv("GUARDIAN_SERVICE_HOST", "10.0.0.7")  # set by Kubernetes
+    monkeypatch.setenv("RABBIT_PREFETCH", "5")  # a setting of the command consume
     monkeypatch.setenv(name, "1")
     [message] = check_settings(None)
     assert (message.id, message.hint) == ("guardian.W008", hint)

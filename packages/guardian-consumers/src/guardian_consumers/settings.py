@@ -1,9 +1,11 @@
 """Settings, read from environment variables with the names of yapw and its handbook."""
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from urllib.parse import urlsplit
 
 import pika
@@ -14,6 +16,11 @@ from guardian_consumers.outcomes import Outcome, Policy
 from guardian_consumers.priority import BROKER, source_for
 from guardian_consumers.rate import WAIT, SharedTokenBucket, TokenBucket
 from guardian_consumers.source import Limiter, Source
+
+logger = logging.getLogger(__name__)
+
+OF_KUBERNETES = re.compile(r"RABBIT_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
+"""Variables that Kubernetes sets if a service is called rabbit."""
 
 YOUNG_PREFETCH, GROWN_PREFETCH = 1, 20
 
@@ -131,9 +138,14 @@ class Settings:
         """Read the settings from environment variables: RABBIT_ and the field's name in capitals.
 
         RABBIT_URL and RABBIT_EXCHANGE_NAME are required. RABBIT_ON_ERROR and RABBIT_RETRY_DELAYS set the policy.
-        Raises SettingsError, which names the variable.
+        Raises SettingsError, which names the variable. An unknown name that begins with RABBIT_ is logged.
         """
         named = {name: value.strip() for name, value in environment.items() if name.startswith("RABBIT_")}
+        for name in sorted(named.keys() - VARIABLES):
+            if not OF_KUBERNETES.fullmatch(name):
+                nearest = get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+                hint = f" Did you mean {nearest[0]}?" if nearest else ""
+                logger.warning("%s is not a setting, so it has no effect.%s", name, hint)
         given = {name.removeprefix("RABBIT_"): value for name, value in named.items() if value}
         for name in ("URL", "EXCHANGE_NAME"):
             if name not in given:
@@ -169,6 +181,11 @@ class Settings:
             rate_name=given.get("RATE_NAME"),
             rate_away=given.get("RATE_AWAY", cls.rate_away),
         )
+
+
+_OF_FIELDS = {one.name.upper() for one in fields(Settings) if one.name not in ("exchange", "policy")}
+VARIABLES = frozenset(f"RABBIT_{name}" for name in _OF_FIELDS | {"EXCHANGE_NAME", "ON_ERROR", "RETRY_DELAYS"})
+"""The environment variables that `Settings.from_environment` reads."""
 
 
 def _parameters(url: str) -> "pika.ConnectionParameters":
