@@ -1,7 +1,7 @@
 """The base class of all admins, the pages that ask to confirm their actions, and the admins of this app's models."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import wraps
+from functools import cache, wraps
 from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -14,7 +14,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
 from django.db import DataError, NotSupportedError, ProgrammingError
-from django.db.models import Count, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, DateTimeField, Field, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
@@ -26,6 +26,7 @@ from django.utils.http import urlencode
 from core.confirmation import ConfirmationRequired
 from core.each import MAX_ROWS_SHOWN, report_results
 from core.models import Lease, Removal
+from core.templatetags.components import ago, cut
 from rabbit.names import readable
 
 CHOSEN_FIELD = "chosen"
@@ -44,6 +45,8 @@ class AuditedAdmin(admin.ModelAdmin):
     """The field that identifies a row in requests for actions."""
 
     empty_value_display = "none"
+    actions_on_top = False
+    actions_on_bottom = True
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may add rows by a form."""
@@ -63,6 +66,12 @@ class AuditedAdmin(admin.ModelAdmin):
     def has_act_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may run the actions that need no form: all operators may."""
         return super().has_change_permission(request)
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Return the columns of the list. Times are relative to now, as on all pages."""
+        names = super().get_list_display(request)
+        fields = {field.name: field for field in self.opts.fields if isinstance(field, DateTimeField)}
+        return [_time(fields[name]) if name in fields else name for name in names]
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         """Refuse the lookups that a URL can't have."""
@@ -143,6 +152,22 @@ def column(
     @admin.display(description=description, ordering=ordering or path)
     def shown(model_admin: AuditedAdmin, row: Model) -> object:
         return show(value_of(row))
+
+    return shown
+
+
+def broker_name(path: str, description: str) -> Callable[[Any, Any], object]:
+    """Return a column that shows a name on the broker in one line."""
+    return column(path, description, lambda name: cut(readable(name)))
+
+
+@cache  # Django compares the columns of a list with those that may be sorted
+def _time(field: "Field[Any, Any]") -> Callable[[Model], str]:
+    """Return a column that shows a time relative to now, or None if there is none."""
+
+    @admin.display(description=field.verbose_name, ordering=field.name)
+    def shown(row: Model) -> str:
+        return ago(getattr(row, field.name)) or "none"
 
     return shown
 
@@ -304,7 +329,7 @@ class RemovalAdmin(AuditedAdmin):
     readonly_fields = ["shown_name"]
     list_filter = ["kind", "created"]
     search_fields = ["name", "vhost", "last_error"]
-    shown_name = column("name", "name", readable)
+    shown_name = broker_name("name", "name")
 
 
 @admin.register(Lease)

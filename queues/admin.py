@@ -21,6 +21,7 @@ from accounts.pulse_users import removal
 from core.admin import (
     AuditedAdmin,
     Confirmation,
+    broker_name,
     column,
     confirmed_action,
     count_related,
@@ -86,8 +87,7 @@ class QueueAdmin(AuditedAdmin):
     """Queues as last listed. An action sets limits of several; a queue's page sets its own."""
 
     list_display = [
-        "shown_name", "vhost", "state", "length", "shown_consumers", "whose", "warning_threshold", "deletion_limit",
-        "unbounded", "last_seen",
+        "shown_name", "vhost", "state", "length", "deletion_limit", "shown_consumers", "whose", "last_seen",
     ]  # fmt: skip
     list_filter = [
         "state", "block_reason", "unbounded", OwnerFilter, "registered", "type", "exclusive",
@@ -103,7 +103,7 @@ class QueueAdmin(AuditedAdmin):
     ]  # fmt: skip
     actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 
-    shown_name = column("name", "name", readable)
+    shown_name = broker_name("name", "name")
     length = column("length", "messages", _or_unknown, F("ready") + F("unacknowledged"))
     shown_consumers = column("consumers", "consumers", _or_unknown)
 
@@ -112,7 +112,7 @@ class QueueAdmin(AuditedAdmin):
         """Return the warning threshold that applies."""
         return f"{thresholds.of_queue(queue).warn:,}"
 
-    @admin.display(description="effective deletion limit", ordering="max_length")
+    @admin.display(description="effective limit", ordering="max_length")
     def deletion_limit(self, queue: Queue) -> str:
         """Return the deletion limit that applies."""
         return f"{thresholds.of_queue(queue).max:,}" if thresholds.has_limit(queue) else "none"
@@ -229,7 +229,7 @@ class QueueEventAdmin(AuditedAdmin):
     list_select_related = ["by"]
     search_fields = ["queue_name", "vhost", "by__email"]
 
-    shown_name = column("queue_name", "queue", readable)
+    shown_name = broker_name("queue_name", "queue")
 
 
 @admin.register(Archive)
@@ -248,7 +248,7 @@ class ArchiveAdmin(AuditedAdmin):
     list_select_related = ["pulse_user"]
     search_fields = ["queue_name", "vhost", "pulse_user__username", "uuid", "error"]
 
-    shown_name = column("queue_name", "queue", readable)
+    shown_name = broker_name("queue_name", "queue")
     size = column("stored_bytes", "size", filesizeformat)
 
 
@@ -276,9 +276,11 @@ class PassAdmin(AuditedAdmin):
     """The monitor's reports."""
 
     list_display = [
-        "at", "queues", "new", "changed", "gone", "warned", "deleted", "kept", "brake_held", "seconds",
+        "at", "queues", "new", "changed", "gone", "warned", "deleted", "kept", "brake_held", "lasted",
     ]  # fmt: skip
     list_filter = ["brake_held", "at"]
+
+    lasted = column("seconds", "duration", "{:.2f} s".format)
 
 
 @admin.register(Watch)

@@ -18,3 +18,11 @@ addEventListener("pageshow", () => {
     button.disabled = false;
   }
 });
+
+// The search field of select2 has no label: it gets that of its select.
+addEventListener("load", () => {
+  for (const field of document.querySelectorAll(".select2-search__field")) {
+    const select = field.closest(".related-widget-wrapper")?.querySelector("select");
+    field.setAttribute("aria-label", select?.labels[0]?.textContent ?? "Search");
+  }
+});

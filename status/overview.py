@@ -12,10 +12,12 @@ from django.conf import settings
 from django.db.models import F, QuerySet
 from django.db.models.expressions import OrderBy
 
+from accounts.access import vouching
 from core.formatting import duration, rate_in_words
 from core.models import Removal
+from queues.actions import limit_requests
 from queues.models import Pass, Queue
-from queues.rules import charts, growth, thresholds
+from queues.rules import charts, growth, states, thresholds
 from queues.rules.listing import LENGTH, STALLED, add_up, count_by_state, whose, with_first_sample
 from queues.rules.thresholds import Thresholds
 from rabbit.entities import Node
@@ -30,6 +32,7 @@ CHART_SPAN = charts.SPANS["hour"]
 QUEUES_SHOWN = 8
 NAMES_SHOWN = 5
 REMOVALS_SHOWN = 5
+REQUESTS_SHOWN = 10
 
 GONE = Queue.State.GONE
 
@@ -90,6 +93,11 @@ class QueueLine(NamedTuple):
         return whose(self.queue.pulse_user, self.queue.owner)
 
     @property
+    def level(self) -> str:
+        """The level of the queue's condition, which colours its bar."""
+        return states.condition(self.queue, thresholds.of_queue(self.queue)).level
+
+    @property
     def full(self) -> float:
         """The length of its bar in percent."""
         return round(self.share * 100, 1)
@@ -145,6 +153,8 @@ def overview(now: datetime) -> dict[str, Any]:
         "misnamed_exchanges": [readable(name) for name in guardian.watch.misnamed_exchanges],
         "passes": _passes(now),
         "removals": _removals(guardian),
+        "limit_requests": limit_requests.open_requests()[:REQUESTS_SHOWN],
+        "access_requests": vouching.open_requests()[:REQUESTS_SHOWN],
         "counts": add_up(count_by_state(Queue.objects.all())),
         "longest": _longest(),
         "growing": _growing(now),

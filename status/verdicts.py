@@ -22,6 +22,11 @@ class Level(IntEnum):
         """The level's name on a page."""
         return "OK" if self is Level.OK else self.name.capitalize()
 
+    @property
+    def style(self) -> str:
+        """The name of the level in style sheets."""
+        return "normal" if self is Level.OK else self.name.lower()
+
 
 class Unit(StrEnum):
     """The unit of a value. A flag is 0 or 1."""

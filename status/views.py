@@ -13,7 +13,6 @@ from django import forms
 from django.contrib import admin
 from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
@@ -54,11 +53,8 @@ def operators_only(view: View) -> View:
 @operators_only
 @require_safe
 def front_page(request: Request) -> HttpResponse:
-    """Show the health of the broker and of Guardian above Django's list of models; to htmx, only the health."""
-    context = {"title": "The broker and Guardian", "overview": overview.overview(timezone.now())}
-    if request.htmx:
-        return render(request, "admin/_overview.html", context)
-    return admin.site.index(request, context)
+    """Show what waits for operators, and the health of the broker and of Guardian, above the list of models."""
+    return admin.site.index(request, {"title": "Administration", "overview": overview.overview(timezone.now())})
 
 
 class ActionOutcome(NamedTuple):

@@ -1,11 +1,14 @@
 """What all templates show in one way: times, and names in one line."""
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 from django import template
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 
 from core.formatting import relative
 
@@ -35,3 +38,14 @@ def cut(name: str) -> SafeString:
         return format_html('<span class="cut" title="{}">{}</span>', name, name)
     start, end = name[:-KEPT_AT_THE_END], name[-KEPT_AT_THE_END:]
     return format_html('<span class="cut" title="{}"><span>{}</span><span>{}</span></span>', name, start, end)
+
+
+@register.filter
+def labelled(cells: Iterable[SafeString], headers: Sequence[dict[str, Any]]) -> list[SafeString]:
+    """Return the cells of a row of an admin's list with the words of their columns, which a phone shows."""
+    return [
+        SafeString(f'<td data-label="{escape(capfirst(header["text"]))}"{cell[3:]}')
+        if header["sortable"] and cell.startswith("<td")
+        else cell
+        for cell, header in zip(cells, headers, strict=True)
+    ]

@@ -57,7 +57,8 @@ def test_the_admin_and_the_command_refuse_the_same_offering_names(admin, compute
 
 def test_deleting_an_offering_lists_and_removes_its_registrations(admin, compute, rows):  # noqa: F811
     page = admin.get("/admin/agents/offering/").text
-    assert '<td class="field-agents">1</td><td class="field-queues">1</td>' in page
+    assert 'class="field-agents">1</td>' in page
+    assert 'class="field-queues">1</td>' in page
     address = f"/admin/agents/offering/{compute.pk}/delete/"
     page = admin.get(address).text
     for row in ("agentidentity", "subscriptionqueue", "consumer"):
