@@ -7,13 +7,13 @@ from django.contrib import admin
 from django.core.exceptions import FieldDoesNotExist
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from accounts import audit
 from accounts.models import AuditEntry
 from core.admin import AuditedAdmin, audit_trail_of, column
+from core.templatetags.components import ago
 from rabbit.names import readable
 
 admin.site.unregister(AuditEntry)
@@ -34,7 +34,7 @@ class AuditEntryAdmin(AuditedAdmin):
     search_fields = ["actor_email", "object_repr", "event", "changes", "additional_data", "cid"]
     search_help_text = "An e-mail address, a name, an event, or the id of a request from the log."
     fields = ["when", "who", "event", "kind", "thing", "details", "outcome", "remote_addr", "cid"]
-    when = column("timestamp", "when", lambda time: f"{timezone.localtime(time):%F %T %Z}")
+    when = column("timestamp", "when", ago)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -47,14 +47,8 @@ class AuditEntryAdmin(AuditedAdmin):
 
     @admin.display(ordering="actor_email")
     def who(self, entry: AuditEntry) -> str:
-        """Return the owner and the token, if any; without an owner, the command or task."""
-        details = entry.additional_data or {}
-        if entry.actor_email:
-            return f"{entry.actor_email} by the token {details['token']}" if "token" in details else entry.actor_email
-        for what in ("command", "task"):
-            if what in details:
-                return f"the {what} {details[what]}"
-        return "not signed in" if entry.remote_addr else "Guardian"
+        """Return who acted."""
+        return actor_of(entry)
 
     @admin.display(ordering="content_type")
     def kind(self, entry: AuditEntry) -> str:
@@ -63,25 +57,43 @@ class AuditEntryAdmin(AuditedAdmin):
 
     @admin.display(ordering="object_repr")
     def thing(self, entry: AuditEntry) -> str:
-        """Return the thing that was changed, with a link to its page if there is one."""
-        name = readable(entry.object_repr)
-        if entry.content_type is None or not entry.object_pk or entry.event == audit.DELETED:
-            return name
-        page = f"admin:{entry.content_type.app_label}_{entry.content_type.model}_change"
-        try:
-            return format_html('<a href="{}">{}</a>', reverse(page, args=[entry.object_pk]), name)
-        except NoReverseMatch:
-            return name
+        """Return the thing that was changed."""
+        return thing_of(entry)
 
     @admin.display(description="details")
     def details(self, entry: AuditEntry) -> str:
         """Return the changed fields, before and after, and further details."""
-        details = entry.additional_data or {}
-        lines = [
-            *_changes(entry),
-            *(f"{name}: {_format_value(value)}" for name, value in details.items() if name not in ORIGIN_KEYS),
-        ]
-        return format_html_join(SafeString("<br>"), "{}", ((readable(line),) for line in lines))
+        return format_html_join(SafeString("<br>"), "{}", ((line,) for line in details_of(entry)))
+
+
+def actor_of(entry: AuditEntry) -> str:
+    """Return the owner and the token, if any; without an owner, the command or task."""
+    details = entry.additional_data or {}
+    if entry.actor_email:
+        return f"{entry.actor_email} by the token {details['token']}" if "token" in details else entry.actor_email
+    for what in ("command", "task"):
+        if what in details:
+            return f"the {what} {details[what]}"
+    return "not signed in" if entry.remote_addr else "Guardian"
+
+
+def thing_of(entry: AuditEntry) -> str:
+    """Return the thing that was changed, with a link to its page if there is one."""
+    name = readable(entry.object_repr)
+    if entry.content_type is None or not entry.object_pk or entry.event == audit.DELETED:
+        return name
+    page = f"admin:{entry.content_type.app_label}_{entry.content_type.model}_change"
+    try:
+        return format_html('<a href="{}">{}</a>', reverse(page, args=[entry.object_pk]), name)
+    except NoReverseMatch:
+        return name
+
+
+def details_of(entry: AuditEntry) -> list[str]:
+    """Return the changed fields, before and after, and further details, each in words."""
+    details = entry.additional_data or {}
+    others = (f"{name}: {_format_value(value)}" for name, value in details.items() if name not in ORIGIN_KEYS)
+    return [readable(line) for line in (*_changes(entry), *others)]
 
 
 def _changes(entry: AuditEntry) -> list[str]:

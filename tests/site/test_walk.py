@@ -229,6 +229,7 @@ def addresses_of_pages() -> dict[str, str]:
         "administration, agent": f"/admin/agents/agentidentity/{subscription.identity_id}/change/",
         "administration, owner": f"/admin/accounts/owner/{alice.id}/change/",
         "administration, delete": f"/admin/agents/offering/{subscription.identity.offering_id}/delete/",
+        "administration, audit trail": "/admin/operate/trail/",
     }
 
 

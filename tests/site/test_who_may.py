@@ -256,6 +256,7 @@ get                 404 404 404 404 404 404 -       styleguide/
 get                 200 200 200 200 200 200 -       healthz
 get                 200 200 200 200 200 200 -       readyz
 get,post            302 302 302 302 302 200 -       admin/operate/pass/
+get                 302 302 302 302 302 200 -       admin/operate/trail/
 get                 302 302 302 302 302 200 -       admin/operate/brake/
 post                302 302 302 302 302 409 -       admin/operate/brake/
 get                 302 302 302 302 302 200 -       admin/operate/orphans/

@@ -6,14 +6,15 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from accounts import audit
 from accounts.models import AuditEntry, AuthToken, Owner
 from agents.models import Sweep
 from core.leases import lease
 from queues.guard import deleter
 from queues.guard.once import run_once
-from queues.models import Pass, Queue, Watch
+from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.rules.brake import released_queues
-from status import blocked_queues, views
+from status import blocked_queues, trail, views
 from status.views import NAMES_SHOWN, names
 from tests.support.agents import lose_registrations
 from tests.support.toolbox import AWAY, braked, queue_names, stored_queue
@@ -290,3 +291,71 @@ def test_a_sweep_without_the_broker_is_503(admin, agent, settings):
 def test_a_long_list_of_queues_is_shortened_and_counted():
     shown = names([{"vhost": "a", "queue": f"q{number}\n"} for number in range(NAMES_SHOWN + 7)])
     assert (shown.shown[0], len(shown.shown), shown.more) == (("q0\\x0a", "a"), NAMES_SHOWN, 7)
+
+
+# The audit trail
+
+TRAIL = "/admin/operate/trail/"
+
+
+def rows_of(page):
+    """Return the rows of the audit trail's page, in words."""
+    return [
+        " ".join(re.sub(r"<[^>]*>", " ", row).split()) for row in page.text.partition("<tbody>")[2].split("</tr>")[:-1]
+    ]
+
+
+@pytest.fixture
+def acts(operator, pulse_user, vhost="/"):
+    """Have Guardian delete a queue, and an operator purge another and change a Pulse user, an hour apart."""
+    now = timezone.now().replace(microsecond=0)
+    deleted = stored_queue("queue/alice/builds", pulse_user=pulse_user, state="gone", ready=None, unacknowledged=None)
+    purged = stored_queue("queue/bob/tests")
+    AuditEntry.objects.all().delete()
+    deleted.events.create(
+        vhost=vhost, queue_name=deleted.name, kind="deleted", at=now - timedelta(hours=3), details={"length": 8001}
+    )
+    purged.events.create(vhost=vhost, queue_name=purged.name, kind="purged", at=now - timedelta(hours=2), by=operator)
+    audit.record(operator, "purged", purged)
+    AuditEntry.objects.update(timestamp=now - timedelta(hours=2))
+    audit.record_changes(operator, [audit.Change(pulse_user, {"max_length": 8000}, {"max_length": 9000})])
+    AuditEntry.objects.filter(event="changed").update(timestamp=now - timedelta(hours=1))
+
+
+DELETED = "3 h ago Guardian deleted queue queue/alice/builds 8,001 messages"
+PURGED = "2 h ago ops@example.org purged queue queue/bob/tests in /"
+CHANGED = "60 min ago ops@example.org changed pulse user alice deletion limit: 8000 → 9000"
+
+
+@pytest.mark.parametrize(
+    ("filters", "shown"),
+    [
+        ({}, [CHANGED, PURGED, DELETED]),
+        ({"queue": "builds"}, [DELETED]),
+        ({"queue": "TESTS"}, [PURGED]),
+        ({"pulse_user": "alice"}, [CHANGED, DELETED]),
+        ({"person": "ops@"}, [CHANGED, PURGED]),
+        ({"until": "2001-01-01"}, []),
+        ({"since": "2001-01-01"}, [CHANGED, PURGED, DELETED]),
+    ],
+)
+def test_the_audit_trail_has_each_act_of_guardian_and_of_people_once(admin, acts, filters, shown):
+    assert rows_of(admin.get(TRAIL, filters)) == shown
+
+
+def test_the_audit_trail_continues_where_a_page_ended(admin, acts, monkeypatch):
+    monkeypatch.setattr(trail, "ROWS", 1)
+    AuditEntry.objects.update(timestamp=QueueEvent.objects.get(kind="deleted").at)  # three acts at the same time
+    found, address = [], TRAIL
+    while address:
+        page = admin.get(address)
+        found += rows_of(page)
+        following = re.search(r'rel="next" href="([^"]+)"', page.text)
+        address = TRAIL + following[1].replace("&amp;", "&") if following else ""
+    assert [row.split()[-1] for row in found] == ["messages", "9000", "/"]
+
+
+def test_the_audit_trail_ignores_a_position_that_it_never_gave(admin, acts):
+    for before in ("x", "2026-01-01~0~1", "2026-01-01T00:00:00+00:00~0~x"):
+        assert len(rows_of(admin.get(TRAIL, {"before": before}))) == 3
+    assert "Enter a valid date." in admin.get(TRAIL, {"since": "x"}).text
