@@ -19,10 +19,12 @@ addEventListener("pageshow", () => {
   }
 });
 
-// The search field of select2 has no label: it gets that of its select.
-addEventListener("load", () => {
-  for (const field of document.querySelectorAll(".select2-search__field")) {
-    const select = field.closest(".related-widget-wrapper")?.querySelector("select");
-    field.setAttribute("aria-label", select?.labels[0]?.textContent ?? "Search");
-  }
-});
+// The search field of select2 has no label: it gets that of its select, after Django has created it.
+addEventListener("load", () =>
+  globalThis.django?.jQuery(() => {
+    for (const field of document.querySelectorAll(".select2-search__field")) {
+      const [label] = field.closest(".related-widget-wrapper").querySelector("select").labels;
+      field.setAttribute("aria-label", label.textContent);
+    }
+  }),
+);

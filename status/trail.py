@@ -150,7 +150,8 @@ def _of_person(entry: AuditEntry) -> Act:
     position = Position(entry.timestamp, 0, entry.pk)
     outcome = "" if entry.outcome == AuditEntry.Outcome.DONE else entry.get_outcome_display()
     kind = entry.content_type.name if entry.content_type else ""
-    thing = format_html("{} {}", kind, thing_of(entry))
+    # A queue's name says what it is.
+    thing = thing_of(entry) if kind == Queue._meta.verbose_name else format_html("{} {}", kind, thing_of(entry))
     return Act(position, actor_of(entry), entry.event, thing, "; ".join(details_of(entry)), outcome)
 
 
@@ -161,5 +162,4 @@ def _of_guardian(event: QueueEvent) -> Act:
         name = format_html('<a href="{}">{}</a>', reverse("queue", args=[event.queue.uuid]), name)
     length = event.details.get("length")
     details = [*([counted(length, "message")] if isinstance(length, int) else []), *([more] if more else [])]
-    thing = format_html("queue {}", name)
-    return Act(Position(event.at, 1, event.pk), who or "Guardian", what, thing, "; ".join(details))
+    return Act(Position(event.at, 1, event.pk), who or "Guardian", what, name, "; ".join(details))

@@ -322,8 +322,8 @@ def acts(operator, pulse_user, vhost="/"):
     AuditEntry.objects.filter(event="changed").update(timestamp=now - timedelta(hours=1))
 
 
-DELETED = "3 h ago Guardian deleted queue queue/alice/builds 8,001 messages"
-PURGED = "2 h ago ops@example.org purged queue queue/bob/tests in /"
+DELETED = "3 h ago Guardian deleted queue/alice/builds 8,001 messages"
+PURGED = "2 h ago ops@example.org purged queue/bob/tests in /"
 CHANGED = "60 min ago ops@example.org changed pulse user alice deletion limit: 8000 → 9000"
 
 
