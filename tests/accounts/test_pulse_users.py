@@ -52,6 +52,7 @@ from tests.support.counting import counted_requests
 from tests.support.toolbox import (
     AWAY,
     Killed,
+    call_after,
     calling_first,
     can_log_in,
     finish_removals,
@@ -434,14 +435,8 @@ def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarde
     for number in range(3):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     mark_for_removal(*PulseUser.objects.all())
-    real = Fetch.delete_queue
-
-    def delete(self, *arguments):
-        dropped = real(self, *arguments)
-        Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
-        return dropped
-
-    monkeypatch.setattr(Fetch, "delete_queue", delete)
+    locked = Lease.objects.filter(name=locks.lease_name(name))
+    call_after(monkeypatch, Fetch, "delete_queue", lambda: locked.update(holder=uuid.uuid4()))
     assert finish_removals() == 0
     assert len(queue_names(management, guarded)) == 2
 
@@ -533,6 +528,7 @@ def test_an_adopted_pulse_user_keeps_password_permissions_and_tags(
     assert name in adoptable()
     pulse_user = adopt_pulse_user(name, [alice, bob], operator)
     assert (pulse_user.ready, set(pulse_user.owners.all())) == (True, {alice, bob})
+    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
     assert PulseUser.objects.get().ready
     assert management.user(name).tags == {"monitoring"}
     assert permissions_of(pulse_user) == {guarded: by_hand}

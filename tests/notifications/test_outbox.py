@@ -96,23 +96,6 @@ def test_a_notification_waits_for_an_earlier_one_that_failed(mailbox):
     assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
-def test_an_hour_without_the_mail_server_loses_and_repeats_nothing(mailbox):
-    mailbox.stop()
-    notify_operators("one")
-    notify_operators("two")
-    for _ in range(4):
-        assert send_due().sent == 0
-        pass_time_in_outbox(minutes=15)
-    mailbox.start()
-    pass_time_in_outbox(minutes=15)
-    send_due()
-    pass_time_in_outbox(minutes=15)
-    send_due()
-    assert len(mailbox.mails) == 2
-    assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
-    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
-
-
 def test_a_rejected_recipient_does_not_delay_the_others(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     mailbox.rejected.add("b@example.org")

@@ -32,7 +32,16 @@ from rabbit.permissions import Permissions
 from tests.support.archives import store_archive
 from tests.support.proxy import Proxy
 from tests.support.raw_messages import MANY_HEADERS, Raw
-from tests.support.toolbox import Killed, amqp_answers_lost, full_disk, queue_names, sent, wait_until_equal
+from tests.support.toolbox import (
+    Killed,
+    amqp_answers_lost,
+    call_after,
+    call_before,
+    full_disk,
+    queue_names,
+    sent,
+    wait_until_equal,
+)
 
 NAME = "queue/alice/builds"
 
@@ -91,15 +100,7 @@ def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, management, g
 
 def test_a_queue_that_others_empty_during_the_fetch_is_put_back(amqp, delete, management, guarded, monkeypatch):
     amqp.queue(NAME, 20)
-    declare = Fetch.declare_passively
-
-    def empty_first(fetch):
-        monkeypatch.setattr(Fetch, "declare_passively", declare)
-        depth = declare(fetch)
-        amqp.take(NAME, 15)
-        return depth
-
-    monkeypatch.setattr(Fetch, "declare_passively", empty_first)
+    call_after(monkeypatch, Fetch, "declare_passively", lambda: amqp.take(NAME, 15))
     with pytest.raises(WithinLimit):
         delete(limit=10)
     assert not Archive.objects.exists()
@@ -378,14 +379,12 @@ def test_a_large_message_is_archived_whole(amqp, delete):
 
 def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
     amqp.queue(NAME, 10)
-    store = writing.store_batch
 
-    def delete_meanwhile(*arguments):
+    def delete_meanwhile():
         with pytest.raises(destroying.NotSent, match="another request"):
             delete()
-        store(*arguments)
 
-    monkeypatch.setattr(destroying, "store_batch", delete_meanwhile)
+    call_before(monkeypatch, destroying, "store_batch", delete_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
 

@@ -40,6 +40,7 @@ from tests.support.chromium import sign_in
 from tests.support.toolbox import (
     AWAY,
     AWAY_AMQP,
+    call_before,
     in_parallel,
     messages_of,
     queue_names,
@@ -401,13 +402,7 @@ def test_operators_cannot_delete_themselves(admin, operator):
 
 def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
     owner = make_owner()
-    save = Owner.save
-
-    def slow(self, *args, **options):
-        Owner.objects.filter(pk=owner.pk).update(vouched=False)
-        return save(self, *args, **options)
-
-    monkeypatch.setattr(Owner, "save", slow)
+    call_before(monkeypatch, Owner, "save", lambda: Owner.objects.filter(pk=owner.pk).update(vouched=False))
     form = {"email": owner.email, "full_name": "Else", "is_active": "on"}
     assert admin.post(f"/admin/accounts/owner/{owner.pk}/change/", form).status_code == 302
     owner.refresh_from_db()
@@ -675,14 +670,12 @@ def test_operators_cannot_deactivate_themselves(admin, operator):
 
 def test_an_owner_who_just_got_a_pulse_user_is_not_deleted(admin, monkeypatch):
     owner = make_owner()
-    lock_existing = vouching.lock_existing
-
-    def late(owners):
-        pulse_user = PulseUser.objects.create(username="late", ready=True)
-        pulse_user.owners.set([owner])
-        return lock_existing(owners)
-
-    monkeypatch.setattr(vouching, "lock_existing", late)
+    call_before(
+        monkeypatch,
+        vouching,
+        "lock_existing",
+        lambda: PulseUser.objects.create(username="late", ready=True).owners.add(owner),
+    )
     assert admin.post(f"/admin/accounts/owner/{owner.pk}/delete/", {"post": "yes"}).status_code == 403
     assert Owner.objects.filter(pk=owner.pk).exists()
 
