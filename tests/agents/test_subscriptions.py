@@ -38,7 +38,7 @@ from agents.registration.vhosts import create_vhost
 from agents.removal import deletions
 from agents.sweeps.registered import agent_vhosts
 from core import broker, locks, removals
-from core.models import Removal
+from core.models import Lease, Removal
 from core.refusals import Refusal
 from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
 from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
@@ -490,6 +490,13 @@ def test_a_token_revoked_while_it_is_set_is_not_the_password(monkeypatch, agents
     make_removals_due()
     removals.run_due(50)
     assert not can_log_in(broker, subscribed.vhost, subscribed.subscription.rmq_username, newer.key)
+
+
+def test_a_registration_that_lost_its_lock_sets_no_password(monkeypatch, agents, subscribed):
+    lose_lock = partial(Lease.objects.filter(name=locks.lease_name(subscribed.subscription.rmq_username)).delete)
+    call_after(monkeypatch, credentials, "_record_next_token", lose_lock)
+    with raising(Management, "put_user", AssertionError), pytest.raises(Busy, match="another request"):
+        subscribed.create_queue(presented=agents.token(subscribed.owner))
 
 
 def test_a_registration_waits_for_a_revocation_before_it_locks_the_login(subscribed):

@@ -415,6 +415,7 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("GET", "/one?since=" + "f" * 32, "", {}, 400, {"since": f'"{"f" * 32}" is not a timestamp or a message id'}),
     ("POST", "/one", "", {}, 400, {"body": "Required"}),
     ("POST", "/one", "x", {"x_partition": "fred"}, 400, {"partition": '"fred" is not a number'}),
+    ("POST", "/one", "x", {"x_partition": "0"}, 400, {"partition": "0 is less than minimum value 1"}),
     ("POST", "/one", "x", {"x_ttl": "33554433"}, 400, {"ttl": "33554433 is greater than maximum value 33554432"}),
     ("POST", "/one", "x", {"x_ttl": "9" * 5000}, 400, {"ttl": f'"{"9" * 50}" is not a number'}),
     ("POST", "/one", "x", {"x_ttl": "0", "x_partition": "2"}, 400,

@@ -204,6 +204,7 @@ def test_no_second_task_is_started_while_the_mail_server_is_unavailable(mailbox,
     notify_operators("one")
     assert send_due().postponed == 4
     assert asked == []
+    assert all("refused" in one.last_error for one in Notification.objects.filter(attempts=1))
 
 
 def test_concurrent_claims_are_disjoint(mailbox, settings):

@@ -40,6 +40,7 @@ from tests.support.toolbox import (
     full_disk,
     queue_names,
     sent,
+    stored_queue,
     wait_until_equal,
 )
 
@@ -271,6 +272,7 @@ def test_a_database_that_fails_in_the_middle_does_not_stop_the_deletion(amqp, de
     assert (removed.archive, removed.dropped, removed.why_not) == (None, 700, "the database could not store it")
     failed = Archive.objects.get()
     assert (failed.state, failed.error, failed.messages) == ("failed", "the database could not store it", 0)
+    assert failed.expires > timezone.now() + timedelta(days=6)
     assert not ArchiveChunk.objects.exists()
     assert not Archive.objects.seen_by(alice).exists()
 
@@ -309,6 +311,16 @@ def test_a_deletion_by_an_owner_is_archived_for_the_pulse_user(listed, alice):
     assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
     assert kept.pulse_user == PulseUser.objects.get(username="alice")
     assert outcomes.outcome_in_words(removed).startswith("Archived until ")
+
+
+def test_a_queue_deleted_with_its_pulse_user_is_archived_whatever_is_stored_of_other_vhosts(amqp, guarded, alice):
+    stored_queue(NAME, vhost="another", type="stream")
+    amqp.queue(NAME, 8)
+    run_once()
+    with core_broker.session(guarded) as session:
+        destroying.delete_queue_of_pulse_user(session, NAME, PulseUser.objects.get(username="alice"), lambda: None)
+    kept = Archive.objects.seen_by(alice).get()
+    assert (kept.messages, kept.reason, kept.queue.vhost) == (8, "account", guarded)
 
 
 def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
@@ -377,14 +389,19 @@ def test_a_large_message_is_archived_whole(amqp, delete):
     assert [len(body) for body in bodies(Archive.objects.get())] == [16_000_000]
 
 
-def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
+def test_a_queue_is_not_deleted_or_purged_while_it_is_deleted(amqp, delete, guarded, monkeypatch):
     amqp.queue(NAME, 10)
 
-    def delete_meanwhile():
-        with pytest.raises(destroying.NotSent, match="another request"):
-            delete()
+    def purge():
+        with core_broker.session(guarded) as session:
+            destroying.purge_queue(session, target(guarded))
 
-    call_before(monkeypatch, destroying, "store_batch", delete_meanwhile)
+    def destroy_meanwhile():
+        for destroy in (delete, purge):
+            with pytest.raises(NotSent, match="another request"):
+                destroy()
+
+    call_before(monkeypatch, destroying, "store_batch", destroy_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
 

@@ -771,6 +771,11 @@ def test_an_outdated_notification_is_not_sent_again(db, later, together, again):
     assert first.state == ("due" if again else "failed")
 
 
+def test_a_failed_notification_is_sent_again_after_an_earlier_one_was_sent(db):
+    make_notification(about="queue 1", state="sent")
+    assert sending.send_again([make_notification(about="queue 1", kind="recovery").pk]) == 1
+
+
 def test_a_weekly_report_is_sent_again_after_a_later_one(db):
     first = make_notification(kind="weekly", about="weekly")
     make_notification(kind="weekly", about="weekly", state="sent")

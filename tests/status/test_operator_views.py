@@ -11,7 +11,7 @@ from agents.models import Sweep
 from core.leases import lease
 from queues.guard import deleter
 from queues.guard.once import run_once
-from queues.models import Pass, Queue, Watch
+from queues.models import Pass, Queue, QueueSample, Watch
 from queues.rules.brake import brake, released_queues
 from status import blocked_queues, views
 from status.views import NAMES_SHOWN, names
@@ -131,7 +131,9 @@ def test_the_brakes_page_lists_figures_and_totals(admin, guarded, pulse_user, am
 
 def test_a_total_of_unknown_figures_is_unknown(admin):
     stored_queue("queue/alice/builds", ready=12, unacknowledged=0, consumers=None, block_reason="brake")
-    assert "1 queue in all 12 unknown unknown" in words(admin.get(BRAKE))
+    uncounted = stored_queue("queue/alice/more", consumers=None, block_reason="brake")
+    QueueSample.objects.create(queue=uncounted, at=timezone.now() - timedelta(minutes=1), length=5)
+    assert "2 queues in all 12 unknown unknown" in words(admin.get(BRAKE))
 
 
 @pytest.mark.parametrize(
