@@ -335,7 +335,7 @@ def test_overwriting_sets_a_new_ttl(store, queue, clock):
     assert bodies(store, queue) == ["longer"]
 
 
-def test_the_task_removes_all_expired_messages(store, queue, settings, monkeypatch):
+def test_the_task_removes_all_expired_messages(store, queue, monkeypatch):
     monkeypatch.setattr(expiry, "BATCH_SIZE", 3)
     monkeypatch.setattr(tasks, "store", lambda: store)
     store.push(queue, [new("x", 1 + number % 3, ttl=0) for number in range(10)])

@@ -487,9 +487,7 @@ def test_a_deactivated_owner_is_not_notified_even_of_a_deletion(pulse_user, alic
     assert obsolete() == [("alice@example.org", "The recipient can no longer sign in.")] * 3
 
 
-def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(
-    queue, pulse_user, settings, django_assert_num_queries
-):
+def test_the_statements_of_drop_outdated_do_not_grow_with_the_batch(queue, pulse_user, django_assert_num_queries):
     for number in range(8):
         owner = Owner.objects.create_user(f"o{number}@example.org")
         other = PulseUser.objects.create(username=f"u{number}")

@@ -91,7 +91,7 @@ def test_messages_of_a_deleted_queue_are_archived_in_order(amqp, delete, managem
     assert kept.bytes == sum(len(body) for body in bodies(kept))
 
 
-def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, management, guarded):
+def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, guarded):
     amqp.queue(NAME, 10)
     with pytest.raises(WithinLimit):
         delete(limit=10)

@@ -171,10 +171,10 @@ def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, 
 def test_a_limit_raised_meanwhile_spares_a_queue_whose_messages_were_returned(jobs, guarded, monkeypatch):
     jobs.declare("quorum")
     jobs.fill(2 * LIMIT + 1)
-    store_returned(guarded, timezone.now(), ready=2 * LIMIT + 1)
-    run_once()
+    store_returned(guarded, timezone.now(), ready=2 * LIMIT)
     once_before(monkeypatch, "the announcement", lambda: Queue.objects.update(max_length=LIMIT + 1))
-    assert run_once().deleted == 0
+    assert [run_once().deleted for _ in range(2)] == [0, 0]
+    assert Queue.objects.get().max_length == LIMIT + 1
 
 
 def test_an_hour_after_their_return_the_messages_are_archived(jobs, guarded):

@@ -86,7 +86,7 @@ def test_properties_and_headers_come_back_without_what_routes_or_expires():
     assert replay.sanitized(plain) == plain
 
 
-def test_a_replay_reaches_nobody_by_carbon_copy(amqp, alice, archived, broker, guarded):
+def test_a_replay_reaches_nobody_by_carbon_copy(amqp, alice, archived, guarded):
     amqp.queue("queue/bob/secret")
     amqp.queue(NAME)
     properties = pika.BasicProperties(headers={"CC": ["queue/bob/secret"], "n": 1}, expiration="60000")

@@ -437,7 +437,7 @@ def test_an_operator_deletes_queues_after_confirming(admin, queues, management, 
     assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {operator.pk}
 
 
-def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, management, guarded):
+def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, guarded):
     form = {"action": "delete_on_broker", "_selected_action": [queues[0].pk], "select_across": "1"}
     page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
     assert "3 queues" in page.text

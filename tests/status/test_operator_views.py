@@ -183,7 +183,7 @@ def test_only_the_queues_that_were_shown_are_released(admin, braked_queues, guar
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
 
 
-def test_a_confirmation_works_once_and_for_its_operator_only(client, admin, braked_queues):
+def test_a_confirmation_works_once_and_for_its_operator_only(admin, braked_queues):
     shown = key(admin.get(BRAKE))
     admin.logout()
     admin.force_login(Owner.objects.create_superuser("others@example.org"))
