@@ -37,6 +37,7 @@ from tests.support.cassandra_node import (  # noqa: F401
 )
 from tests.support.chromium import browser, other_hosts, page  # noqa: F401
 from tests.support.fixtures import (  # noqa: F401
+    QUICK_STATISTICS,
     admin,
     alice,
     as_alice,
@@ -172,6 +173,7 @@ def broker() -> Iterator[Broker]:
     with PrivateNode(
         plugins=["rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_stream", "rabbitmq_web_stomp"],
         quorum_tick_seconds=1,
+        config=QUICK_STATISTICS,
     ) as node:
         yield Broker(node.management_url, node.amqp_url, node, node.stomp_url)
 

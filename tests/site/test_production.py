@@ -279,18 +279,9 @@ def test_only_the_broker_and_the_proxy_publish_ports():
     assert SERVICES["proxy"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8080"]
 
 
-def test_the_proxy_has_its_own_configuration_only():
-    files = [one for one in SERVICES["proxy"]["volumes"] if one.startswith(".")]
-    assert files == [f"./deploy/nginx/{name}:/etc/nginx/conf.d/{name}:ro" for name in ("default.conf", "guardian.inc")]
-
-
 def test_make_run_listens_on_this_machine_only():
     with stack._listen(8000) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-
-
-def test_redis_is_persistent():
-    assert "--appendonly" in SERVICES["redis"]["command"]
 
 
 def test_the_requirements_of_a_buildpack_are_the_locks_of_the_image():
@@ -386,11 +377,6 @@ def test_a_unit_waits_for_migrations(name):
     path = f"guardian-{name}.service"
     assert unit(path)["Service"]["ExecStartPre"].endswith("manage.py migrate --check")
     assert "guardian-migrate.service" in Unit(SYSTEMD / path)["Unit"]["After"]
-
-
-def test_a_socket_unit_keeps_connections_while_the_web_process_restarts():
-    assert unit("guardian-web@.service")["Unit"]["Requires"] == "guardian-web@%i.socket"
-    assert Unit(SYSTEMD / "guardian-web@.socket")["Socket"]["ListenStream"] == "127.0.0.1:%i"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from agents.models import Sweep
 from core.leases import lease
 from queues.guard import deleter
 from queues.guard.once import run_once
-from queues.models import Pass, Queue, Watch
+from queues.models import Pass, Queue, QueueSample, Watch
 from queues.rules.brake import released_queues
 from status import blocked_queues, views
 from status.views import NAMES_SHOWN, names
@@ -137,7 +137,9 @@ def test_the_brakes_page_lists_figures_and_totals(admin, guarded, pulse_user, am
 
 def test_a_total_of_unknown_figures_is_unknown(admin):
     stored_queue("queue/alice/builds", ready=12, unacknowledged=0, consumers=None, block_reason="brake")
-    assert "1 queue in all 12 unknown unknown" in words(admin.get(BRAKE))
+    uncounted = stored_queue("queue/alice/more", consumers=None, block_reason="brake")
+    QueueSample.objects.create(queue=uncounted, at=timezone.now() - timedelta(minutes=1), length=5)
+    assert "2 queues in all 12 unknown unknown" in words(admin.get(BRAKE))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_only_the_queues_that_were_shown_are_released(admin, braked_queues, guar
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
 
 
-def test_a_confirmation_works_once_and_for_its_operator_only(client, admin, braked_queues):
+def test_a_confirmation_works_once_and_for_its_operator_only(admin, braked_queues):
     shown = everything(admin.get(BRAKE))
     admin.logout()
     admin.force_login(Owner.objects.create_superuser("others@example.org"))
