@@ -132,12 +132,13 @@ def call_before(monkeypatch: Any, place: Any, name: str, action: Callable[[], An
 
 
 def call_after(monkeypatch: Any, place: Any, name: str, action: Callable[[], Any]) -> None:
-    """Call this once, right after the next call of a function."""
+    """Call this once, right after the next call of a function that raises no error."""
     real = getattr(place, name)
 
     def call(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(place, name, real)
         answer = real(*arguments, **options)
+        if getattr(place, name) is call:  # otherwise `call_before` has restored the function
+            monkeypatch.setattr(place, name, real)
         action()
         return answer
 
