@@ -33,12 +33,6 @@ class Line(NamedTuple):
         """The vhost and the name."""
         return self.vhost, self.queue
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields for JSON, without the UUID, which new queues don't have yet."""
-        fields = self._asdict()
-        del fields["uuid"]
-        return fields
-
 
 class Totals(NamedTuple):
     """The totals of a table. Unknown figures are left out; None: all are unknown."""

@@ -58,7 +58,7 @@ class Report:
         """Return the report as ``--json`` prints it."""
         fields = asdict(self)
         del fields["deletable"], fields["decided"]
-        return {**fields, "at": self.at.isoformat(), "condemned": [line.as_json() for line in self.deletable]}
+        return {**fields, "at": self.at.isoformat(), "condemned": [line._asdict() for line in self.deletable]}
 
 
 def guarded_vhosts(agents: Iterable[str] | None = None, values: Mapping[str, Any] | None = None) -> list[str] | None:
