@@ -12,7 +12,7 @@ RUN pip wheel --no-index --no-deps --no-build-isolation --wheel-dir wheels packa
 RUN /packages/bin/pip install --no-index --no-deps wheels/*.whl
 
 FROM python:3.13-slim
-RUN useradd --system --create-home --home-dir /var/lib/guardian guardian
+RUN useradd --system --uid 999 --create-home --home-dir /var/lib/guardian guardian
 COPY --from=packages /packages /packages
 WORKDIR /guardian
 COPY . .

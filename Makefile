@@ -43,7 +43,8 @@ AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotat
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run soak test test-slow test-all lint audit bench docs pictures lock clean \
+.PHONY: help setup demo run soak test test-slow test-containers test-all lint audit bench docs pictures lock clean \
+	compose-secrets \
 	rabbitmq-server postgresql redis-server zookeeper cassandra machines nginx chromium site-agents production-packages
 
 help:
@@ -60,13 +61,15 @@ help:
 	@echo "             (make test ONLY=queues/test_brake.py: all of one file or folder, or of several;"
 	@echo "             make test BROKER=4.3: on RabbitMQ 4.3, or 4.0; needs root)"
 	@echo "make test-all  run all tests but the long ones: also those that kill processes or need a browser, clusters,"
-	@echo "             Cassandra, agents of all versions, SQLite or RabbitMQ 4.3"
+	@echo "             Cassandra, agents of all versions, SQLite, RabbitMQ 4.3 or Docker"
+	@echo "make test-containers  run docker-compose.yml in a real Docker, on a machine within this one; needs root"
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
 	@echo "make audit   check the installed packages for known vulnerabilities"
 	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them; make bench SMALL=yes: only try them)"
 	@echo "make docs    write docs/settings.md from .env.example and the settings"
 	@echo "make pictures  take the screenshots of docs/ in the running application"
 	@echo "make lock    compile requirements*.lock, and the agents' in tests/site_agents, again"
+	@echo "make compose-secrets  create the settings and secrets of docker-compose.yml, and say what to fill in"
 	@echo "make clean   remove the virtual environments and the caches; data (var/) and .env stay"
 
 setup: .venv/installed .env $(RABBITMQ)
@@ -96,12 +99,17 @@ test: setup $(FOR_TESTS)
 endif
 
 test-slow: setup $(FOR_SLOW_TESTS)
-	$(PYTHON) -m pytest $(BY_FILE) -m "slow and not soak"
+	$(PYTHON) -m pytest $(BY_FILE) -m "slow and not soak and not containers"
 	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest $(BY_FILE) -m "sqlite and not soak" -k "not cassandra"
 	if tools/make-rabbitmq 4.3; then GUARDIAN_TEST_BROKER=4.3 $(PYTHON) -m pytest $(BY_FILE) -m "rabbitmq and not soak"; \
 	else echo "Nothing was tested on RabbitMQ 4.3, because it could not be installed."; fi
 
-test-all: test test-slow
+# Without root or namespaces the tests are skipped, with the reason.
+test-containers: setup
+	@tools/make-rabbitmq 4.3 && tools/make-docker || true
+	$(PYTHON) -m pytest -p no:randomly -m containers
+
+test-all: test test-slow test-containers
 
 lint: setup
 	$(PYTHON) -m ruff check .
@@ -134,8 +142,11 @@ lock: .venv/installed
 			--output-file "tests/site_agents/$$version.txt" || exit 1; \
 	done
 
+compose-secrets:
+	@tools/compose-secrets
+
 clean:
-	rm -rf --one-file-system .venv var/rabbitmq-* var/audit var/site-agents var/production var/cassandra .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf --one-file-system .venv var/rabbitmq-* var/docker var/audit var/site-agents var/production var/cassandra .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: requirements.lock $(PACKAGES:%=%/pyproject.toml)
 	@tools/make-venv

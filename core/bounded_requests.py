@@ -57,6 +57,11 @@ class Exchange:
     def seconds_left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed. Then connections are closed, and errors of requests say nothing."""
+        return time.monotonic() >= self._deadline
+
     def run(self, action: Callable[[], T]) -> T:
         """Return the action's result. The action runs in a thread of its own, which ends soon after the deadline.
 

@@ -36,6 +36,9 @@ SEARCH_SECONDS = 3
 REMOVED_SETTINGS = {"GUARDIAN_SHARD_BY_VHOST": "To make a pass cheaper, set GUARDIAN_SNAPSHOT=prometheus."}
 """Settings that no longer exist, each with a sentence about its replacement."""
 
+ENV_FILE = ".env"
+OF_ENV_FILE = "Let Guardian's user read it, and write it as UTF-8. With Docker compose run: make compose-secrets"
+
 OUR_PREFIXES = ("GUARDIAN_", "RABBIT_", "RABBITMQ_MANAGEMENT_", "MESSAGE_STORE_", "OIDC_")
 NO_SETTINGS = re.compile(r"GUARDIAN_(WEB_PORTS|TEST_\w+|FUZZ_\w+)|\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT(_\d+_\w+)?")
 """Variables with our prefixes that compose, the tests and Kubernetes use."""
@@ -44,6 +47,8 @@ NO_SETTINGS = re.compile(r"GUARDIAN_(WEB_PORTS|TEST_\w+|FUZZ_\w+)|\w+_SERVICE_(H
 @register()
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     """Return all errors and warnings about Guardian's settings."""
+    if ENV_FILE in settings.UNREADABLE:  # without its settings, all other checks would mislead
+        return [*_unreadable()]
     return [
         *_unreadable(),
         *_removed(),
@@ -66,7 +71,7 @@ def _unreadable() -> Iterable[CheckMessage]:
     for name, reason in settings.UNREADABLE.items():
         yield Error(
             f"{name} can't be read: {reason.rstrip('.')}.",
-            hint="See its description in .env.example.",
+            hint=OF_ENV_FILE if name == ENV_FILE else "See its description in .env.example.",
             id="guardian.E015",
         )
 

@@ -5,6 +5,8 @@ import sys
 from http import HTTPStatus
 from typing import Any
 
+from django.conf import settings
+from django.core.exceptions import DisallowedHost
 from django.db import InterfaceError, InternalError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseServerError, JsonResponse
 from django.shortcuts import render
@@ -68,9 +70,20 @@ def _database_unavailable(request: HttpRequest) -> HttpResponse:
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Answer 400 to a request that Django refuses before the view, such as one with a wrong Host."""
+    if isinstance(exception, DisallowedHost):
+        return _wrong_host(request)
     if request.path.startswith(("/v1/", "/api/")):
-        return refused(request, HTTPStatus.BAD_REQUEST, "The request is invalid. Check its headers, such as Host.")
+        return refused(request, HTTPStatus.BAD_REQUEST, "The request is invalid. Check its headers.")
     return defaults.bad_request(request, exception)
+
+
+def _wrong_host(request: HttpRequest) -> HttpResponse:
+    address = settings.GUARDIAN_BASE_URL
+    host = request.META.get("HTTP_HOST", "")
+    logger.warning("Refused a request for the host %.255r: GUARDIAN_BASE_URL is %s", host, address)
+    if request.path.startswith(("/v1/", "/api/")):
+        return refused(request, HTTPStatus.BAD_REQUEST, f"Guardian's address is {address}. Use it instead of this one.")
+    return HttpResponse(loader.render_to_string("400_host.html", {"address": address}), status=HTTPStatus.BAD_REQUEST)
 
 
 def refused(request: HttpRequest, status: HTTPStatus, detail: str, field: str = "request") -> HttpResponse:

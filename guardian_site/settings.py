@@ -342,6 +342,7 @@ LOGGING = {
         "gunicorn.error": {"handlers": [], "propagate": True, "level": "NOTSET"},
         # guardian.requests logs each request.
         "django.request": {"level": "ERROR"},
+        "django.security.DisallowedHost": {"level": "CRITICAL"},  # guardian_site.errors logs a line without a traceback
         "django.server": {"handlers": [], "level": "CRITICAL"},
         "httpcore": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},

@@ -175,7 +175,7 @@ class _Adapter(bounded_requests.Adapter):
         except Exception as error:
             attempt.reason = attempt.reason or (
                 bounded_requests.late()
-                if isinstance(error, requests.Timeout)
+                if isinstance(error, requests.Timeout) or bounded_requests.current().is_late
                 else "the connection was closed, or isn't HTTPS"
             )
             raise requests.ConnectionError("no answer") from error

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import NamedTuple
+from uuid import UUID
 
 from django.contrib import messages
 from django.core.paginator import Paginator
@@ -12,21 +14,28 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from accounts.pages.confirmation import fate_of_messages
+from accounts.pages.forms import NameForm
 from core.formatting import rate_in_words
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
 from queues.pages.visitors import Request
 from queues.rules import brake
 from rabbit.names import QueueName, readable
+from status.verdicts import Level
 from status.views import (
     EXPIRED,
     NOTHING_SELECTED,
+    ActionOutcome,
     ConfirmationForm,
     number_of_queues,
     operation_page,
     operators_only,
     pop_preview,
     store_preview,
+)
+
+NOT_TYPED = ActionOutcome(
+    Level.WARNING, "You did not type the number of queues, so nothing was done.", status=HTTPStatus.BAD_REQUEST
 )
 
 ROWS = 100
@@ -39,6 +48,7 @@ class BlockedRow:
 
     line: Line
     number: int | None
+    uuid: UUID
 
     @property
     def name(self) -> str:
@@ -78,11 +88,14 @@ def operate_brake(request: Request) -> HttpResponse:
     if request.method == "POST":
         form = ConfirmationForm(request.POST)
         shown = pop_preview(request.user, "brake", form.cleaned_data["shown"]) if form.is_valid() else None
-        if shown and (selected := _selected(request.POST, shown)):
+        selected = _selected(request.POST, shown or [])
+        is_confirmed = "all" not in request.POST or _typed(len(selected), request.POST).is_valid()
+        if selected and is_confirmed:
             _tell_release(request, brake.release_brake(request.user, selected))
             return redirect("operate_brake")
-        outcome = NOTHING_SELECTED if shown else EXPIRED
+        outcome = EXPIRED if not shown else NOTHING_SELECTED if is_confirmed else NOT_TYPED
     now = timezone.now()
+    blocked = Queue.objects.exclude(block_reason="")
     order = request.GET.get("order", LONGEST_FIRST)
     order = order if order.removeprefix("-") in ORDERS else LONGEST_FIRST
     lines = in_order(blocked_lines(now), order)
@@ -90,15 +103,16 @@ def operate_brake(request: Request) -> HttpResponse:
     released = brake.released_queues(watch, now)
     left = [line.key for line in lines if line.key not in released]
     numbers = {key: number for number, key in enumerate(left)}
+    uuids = {(vhost, name): uuid for vhost, name, uuid in blocked.values_list("vhost", "name", "uuid")}
+    rows = [BlockedRow(line, numbers.get(line.key), uuids[line.key]) for line in lines if line.key in uuids]
     context = {
-        "page": Paginator([BlockedRow(line, numbers.get(line.key)) for line in lines], ROWS).get_page(
-            request.GET.get("page")
-        ),
+        "page": Paginator(rows, ROWS).get_page(request.GET.get("page")),
         "columns": _columns(order),
         "order": order,
         "totals": totals(lines),
         "total_rate": rate_in_words(totals(lines).per_second),
         "left": len(left),
+        "typed": _typed(len(left)),
         "released": len(lines) - len(left),
         "released_by": watch.released_by,
         "since": watch.brake_since,
@@ -106,6 +120,13 @@ def operate_brake(request: Request) -> HttpResponse:
         "fate": fate_of_messages(),
     }
     return operation_page(request, "admin/operate/brake.html", "Release blocked queues", outcome, **context)
+
+
+def _typed(number: int, data: QueryDict | None = None) -> NameForm:
+    """Return the form that confirms a release of all queues like a deletion of all."""
+    form = NameForm(number_of_queues(number), data)
+    form.fields["typed"].label = "To confirm, type or paste the text above"
+    return form
 
 
 def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:

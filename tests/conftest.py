@@ -37,6 +37,7 @@ from tests.support.cassandra_node import (  # noqa: F401
 )
 from tests.support.chromium import browser, other_hosts, page  # noqa: F401
 from tests.support.fixtures import (  # noqa: F401
+    QUICK_STATISTICS,
     admin,
     alice,
     as_alice,
@@ -68,7 +69,7 @@ CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
 
 SLOW_FIXTURES = {"browser", "own_node", "private_zookeeper"}
 SLOW_STORES = ("cassandra", "zookeeper")
-WHOLLY_SLOW = "\npytestmark = pytest.mark.slow\n"
+WHOLLY_SLOW = tuple(f"\npytestmark = pytest.mark.{marker}\n" for marker in ("slow", "containers"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -77,15 +78,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     markers, text = config.option.markexpr, collection_path.read_text()
     if markers.startswith("not slow"):
-        return True if WHOLLY_SLOW in text else None
+        return True if any(line in text for line in WHOLLY_SLOW) else None
     marker = markers.partition(" ")[0]
-    return True if marker in ("sqlite", "rabbitmq") and f"mark.{marker}" not in text else None
+    return True if marker in ("sqlite", "rabbitmq", "containers") and f"mark.{marker}" not in text else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests as slow that need a browser, a RabbitMQ of their own, Cassandra or ZooKeeper."""
-    has_slow_store = any(name in item.nodeid for name in SLOW_STORES)
-    if has_slow_store or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+    """Mark tests as slow that need a browser, a RabbitMQ of their own, Cassandra, ZooKeeper or Docker."""
+    is_slow = item.get_closest_marker("containers") or any(name in item.nodeid for name in SLOW_STORES)
+    if is_slow or SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.slow)
 
 
@@ -172,6 +173,7 @@ def broker() -> Iterator[Broker]:
     with PrivateNode(
         plugins=["rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_stream", "rabbitmq_web_stomp"],
         quorum_tick_seconds=1,
+        config=QUICK_STATISTICS,
     ) as node:
         yield Broker(node.management_url, node.amqp_url, node, node.stomp_url)
 

@@ -304,7 +304,7 @@ def messages_arrive(demo: Demo, urls: dict[str, str]) -> None:
         demo.expect(f"{OWNER} is warned about {name}", lambda: demo.has_mail("warning", name, OWNER))  # noqa: B023
     demo.expect(
         f"Signed in, {OWNER} follows the mail's link and reads that {GROWING} is over its warning threshold",
-        lambda: demo.linked_page_contains(GROWING, "over warning threshold"),
+        lambda: demo.linked_page_contains(GROWING, "over its warning threshold"),
     )
     demo.expect(
         f"{OPERATOR} gets copies, and is warned about the unowned queue {UNOWNED}",

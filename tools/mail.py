@@ -53,13 +53,16 @@ class Mail:
 
 
 class MailCatcher:
-    """An SMTP server on a free port of 127.0.0.1. It is thread-safe.
+    """An SMTP server on a free port of this host. It is thread-safe.
 
     ``rejected`` is a set of recipients that it refuses permanently (550).
     """
 
-    def __init__(self, *, on_mail: Callable[[Mail], None] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, *, on_mail: Callable[[Mail], None] | None = None, port: int | None = None, host: str = "127.0.0.1"
+    ) -> None:
         """Choose the port without listening yet. The server's thread calls ``on_mail`` for each mail first."""
+        self.host = host
         self.port = port or free_port()
         self.rejected: set[str] = set()
         self._on_mail = on_mail
@@ -71,12 +74,12 @@ class MailCatcher:
     @property
     def url(self) -> str:
         """The server's address for EMAIL_URL."""
-        return f"smtp://127.0.0.1:{self.port}"
+        return f"smtp://{self.host}:{self.port}"
 
     def start(self) -> Self:
         """Start listening. After `stop`, the port and the mails are the same."""
         if self._controller is None:
-            controller = Controller(self, hostname="127.0.0.1", port=self.port, enable_SMTPUTF8=True)
+            controller = Controller(self, hostname=self.host, port=self.port, enable_SMTPUTF8=True)
             controller.start()
             self._controller = controller
         return self

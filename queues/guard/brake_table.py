@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from accounts.models import Owner, PulseUser
 from queues.guard.facts import Facts
@@ -28,7 +27,6 @@ class Line(NamedTuple):
     per_second: float | None
     consumers: int | None
     reason: str
-    uuid: UUID | None = None
 
     @property
     def key(self) -> QueueName:
@@ -101,7 +99,6 @@ def _stored_line(queue: Any, now: datetime) -> Line:
         per_second=grows.per_second if grows else None,
         consumers=queue.consumers,
         reason=queue.block_reason,
-        uuid=queue.uuid,
     )
 
 

@@ -21,7 +21,7 @@ from queues.guard import feeding
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
 from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
-from queues.rules import charts, thresholds
+from queues.rules import charts, states, thresholds
 from queues.rules.freshness import freshness_of_list
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.entities import Binding
@@ -73,7 +73,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "bindings": bindings_shown(live.bindings),
             "upstream": bindings_shown(live.upstream),
             "arguments": _arguments_shown(live),
-            "may_set_limits": there and request.user.is_staff,
+            "has_limits": there and states.has_length(queue),
+            "may_set_limits": there and request.user.is_staff and states.has_length(queue),
             "fetch_paused_until": thresholds.fetch_paused_until(queue, timezone.now()),
             "limit_request": limit_requests.open_request(queue) if there else None,
             "may_destroy": may_destroy,

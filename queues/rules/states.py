@@ -50,8 +50,7 @@ def condition(
     if queue.state == Queue.State.DELETING:
         return Condition(Level.CRITICAL, "about to be deleted")
     if queue.length is None:
-        keeps_none = queue.type in (STREAM, MQTT_QOS_0)
-        return Condition(Level.NORMAL, "no length") if keeps_none else Condition(Level.UNKNOWN, "length unknown")
+        return Condition(Level.UNKNOWN, "length unknown") if has_length(queue) else Condition(Level.NORMAL, "no length")
     if not is_spared(queue):
         if queue.length > limits.max:
             return Condition(Level.CRITICAL, "over deletion limit")
@@ -66,6 +65,11 @@ def condition(
     if is_unread(queue):
         return Condition(Level.WARNING, "no consumers")
     return Condition(Level.NORMAL, "healthy")
+
+
+def has_length(queue: Queue) -> bool:
+    """Return whether a queue of this type has a length, by which it is judged."""
+    return queue.type not in (STREAM, MQTT_QOS_0)
 
 
 def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:

@@ -93,7 +93,7 @@ def wait_for_connection(rows, name):
     return wait_until(lambda: found if (found := rows())[name]["connections"] != "0" else None)
 
 
-def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_pulse_user, amqp, settings):
+def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, create_pulse_user, amqp):
     for local in ("=carol", "dan", "eve", "ed"):
         Owner.objects.create_user(f"{local}@example.org", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("dan@example.com", vouched=True, last_login=timezone.now())

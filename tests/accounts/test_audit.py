@@ -264,7 +264,7 @@ def test_a_password_rotation_is_recorded_without_the_password(pulse_user):
 # Recorded changes
 
 
-def test_changes_of_a_pulse_user_are_recorded(pulse_user, alice, operator, management, guarded, settings):
+def test_changes_of_a_pulse_user_are_recorded(pulse_user, alice, operator, guarded):
     bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
     clear_trail()
     ownership.add_owner(pulse_user, bob, operator)

@@ -523,7 +523,7 @@ def test_an_import_killed_anywhere_is_completed_by_the_next(usernames, source, m
     assert run_import(source.url, "--apply")["applied"] is False
 
 
-def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, source, monkeypatch):
+def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(usernames, source):
     for meanwhile, expected in [
         (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
         (lambda: PulseUser.objects.create(username=usernames[0], ready=True), "was created or adopted just now"),

@@ -107,7 +107,7 @@ def test_texts_of_others_about_an_owner_who_left_stay(agents, operator, guarded)
 
 
 @pytest.mark.parametrize("kind", ["weekly", "vouched"])
-def test_pending_notifications_are_dropped_once_the_recipient_left(agents, mailbox, guarded, settings, kind):
+def test_pending_notifications_are_dropped_once_the_recipient_left(agents, mailbox, guarded, kind):
     owner = agents.owner("leaving")
     now = timezone.now()
     facts = {"longest": [], "unattended": [], "happened": [], "queues": 0, "accounts": 0}

@@ -343,7 +343,7 @@ def test_a_malformed_configuration_of_the_provider_is_503(client, proxied_provid
 
 @pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
 @pytest.mark.parametrize("good_answers", [0, 1, 2])
-def test_a_malformed_answer_during_the_callback_is_503(client, running, settings, proxied_provider, body, good_answers):
+def test_a_malformed_answer_during_the_callback_is_503(client, running, proxied_provider, body, good_answers):
     """The malformed answer follows 0 to 2 good ones: configuration, token, user info."""
     url = client.post("/signin/oidc/").url
     back = requests.post(url, data={"sub": "x@example.org"}, allow_redirects=False, timeout=5).headers["Location"]

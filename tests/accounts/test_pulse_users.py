@@ -33,7 +33,7 @@ from accounts.pulse_users.addresses import (
 from accounts.pulse_users.creation import adopt_pulse_user, adoptable, create_pulse_user
 from accounts.pulse_users.passwords import connections_of, rotate_password
 from accounts.pulse_users.removal import Belongings, RemovalPending, belongings_of
-from accounts.pulse_users.thresholds import set_thresholds
+from accounts.pulse_users.thresholds import set_keeps_archives, set_thresholds
 from accounts.pulse_users.validation import NameRefused, check_name, permissions_of
 from accounts.pulse_users.withdrawal import withdraw
 from core import locks, removals
@@ -52,6 +52,7 @@ from tests.support.counting import counted_requests
 from tests.support.toolbox import (
     AWAY,
     Killed,
+    call_after,
     calling_first,
     can_log_in,
     finish_removals,
@@ -191,7 +192,7 @@ def test_reserved_users_are_names_and_expressions(db, settings, entries, usernam
         check_name(username)
 
 
-def test_a_password_of_ones_own_is_refused_if_passwords_must_be_generated(alice, name, settings, management):
+def test_a_password_of_ones_own_is_refused_if_passwords_must_be_generated(alice, name, settings):
     settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS = True
     with pytest.raises(ValidationError) as error:
         create_pulse_user(name, [alice], "a password of my own")
@@ -378,7 +379,7 @@ def test_a_pulse_user_removed_during_rotation_is_not_recreated(pulse_user, name,
 # Locking
 
 
-def test_one_of_two_concurrent_rotations_is_refused(pulse_user, alice, name, broker, guarded, monkeypatch):
+def test_one_of_two_concurrent_rotations_is_refused(pulse_user, alice, name, broker, guarded):
     with paused_at(Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
         with pytest.raises(ValidationError, match="right now"):
             rotate_password(PulseUser.objects.get())
@@ -413,7 +414,7 @@ def test_a_removal_of_a_locked_pulse_user_continues_later_and_page_and_api_say_s
 
 @pytest.mark.parametrize("place", ["_remove_from_broker", "_delete"])
 def test_a_removal_that_lost_its_lock_keeps_the_next_owners_pulse_user(
-    alice, bob, name, amqp, guarded, management, monkeypatch, place
+    alice, bob, name, amqp, guarded, management, place
 ):
     pulse_user, _ = create_pulse_user(name, [alice])
     amqp.queue(f"queue/{name}/builds", 1)
@@ -434,14 +435,8 @@ def test_a_removal_that_loses_its_lock_stops_deleting_queues(alice, name, guarde
     for number in range(3):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     mark_for_removal(*PulseUser.objects.all())
-    real = Fetch.delete_queue
-
-    def delete(self, *arguments):
-        dropped = real(self, *arguments)
-        Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
-        return dropped
-
-    monkeypatch.setattr(Fetch, "delete_queue", delete)
+    locked = Lease.objects.filter(name=locks.lease_name(name))
+    call_after(monkeypatch, Fetch, "delete_queue", lambda: locked.update(holder=uuid.uuid4()))
     assert finish_removals() == 0
     assert len(queue_names(management, guarded)) == 2
 
@@ -525,7 +520,7 @@ def test_guardians_own_rabbitmq_user_is_not_changed_or_removed(alice, operator, 
 
 
 def test_an_adopted_pulse_user_keeps_password_permissions_and_tags(
-    alice, bob, operator, name, broker, guarded, management, settings
+    alice, bob, operator, name, broker, guarded, management
 ):
     management.put_user(name, "made by hand", ["monitoring"])
     by_hand = Permissions("^made-by-hand", ".*", "")
@@ -533,6 +528,7 @@ def test_an_adopted_pulse_user_keeps_password_permissions_and_tags(
     assert name in adoptable()
     pulse_user = adopt_pulse_user(name, [alice, bob], operator)
     assert (pulse_user.ready, set(pulse_user.owners.all())) == (True, {alice, bob})
+    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
     assert PulseUser.objects.get().ready
     assert management.user(name).tags == {"monitoring"}
     assert permissions_of(pulse_user) == {guarded: by_hand}
@@ -751,6 +747,12 @@ def test_invalid_thresholds_are_refused(pulse_user, operator, pair):
         set_thresholds(pulse_user, *pair, operator)
     pulse_user.refresh_from_db()
     assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
+
+
+def test_archives_are_switched_off_and_on(pulse_user):
+    for keeps in (False, True):
+        set_keeps_archives(pulse_user, keeps)
+        assert (pulse_user.keeps_archives, PulseUser.objects.get().keeps_archives) == (keeps, keeps)
 
 
 # Removal

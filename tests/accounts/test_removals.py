@@ -579,6 +579,19 @@ def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(regis
     assert there.state == "gone"
 
 
+def test_users_are_removed_before_queues_even_in_another_batch(guarded, monkeypatch):
+    monkeypatch.setattr(removals, "BATCH_SIZE", 1)
+    name = uuid.uuid4().hex
+    write_due(KIND.QUEUE, "queue", vhost=guarded)
+    write_due(KIND.USER, name)
+    with counted_requests() as sent:
+        assert removals.run_due(50) == 2
+    assert [request for request in sent if request.startswith("DELETE")] == [
+        f"DELETE /api/users/{name}",
+        f"DELETE queue in {guarded}",
+    ]
+
+
 def test_concurrent_workers_remove_each_queue_once(agents, management):
     subscription = many_queues(agents, 40)
     vhost = declare_all(subscription, management)
@@ -765,7 +778,7 @@ def test_a_login_with_a_newer_token_keeps_its_password(registered, agents, broke
     assert registered.subscription.password_set
 
 
-def test_a_possibly_removed_password_is_set_by_the_next_registration(registered, agents, settings, broker):
+def test_a_possibly_removed_password_is_set_by_the_next_registration(registered, agents, broker):
     write_due(KIND.PASSWORD, registered.username)
     Removal.objects.update(attempts=1)
     removals.run_due(50)

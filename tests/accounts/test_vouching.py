@@ -172,6 +172,14 @@ def test_a_member_of_a_vouched_group_has_access_until_leaving_it_unless_a_person
     assert newcomer.vouched
 
 
+def test_an_operator_who_leaves_a_vouched_group_keeps_access(newcomer, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(newcomer, address=None, groups=["builders"])
+    Owner.objects.update(is_staff=True)
+    apply_rules(newcomer, address=None, groups=[])
+    assert newcomer.vouched
+
+
 def test_withdrawn_access_overrides_rules_until_somebody_vouches(newcomer, operator, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     settings.OIDC_VOUCHED_GROUPS = ["builders"]

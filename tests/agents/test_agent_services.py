@@ -21,7 +21,7 @@ from core.refusals import Refusal
 from guardian_site.version import __version__
 from tests.support.api import Program
 from tests.support.plugin import ROOT
-from tests.support.toolbox import in_parallel
+from tests.support.toolbox import call_before, in_parallel
 
 PATH = "marketplace-site-agent-identities/"
 SERVICES = "marketplace-site-agent-services/"
@@ -102,13 +102,7 @@ def test_concurrent_registrations_of_services_do_not_exceed_the_quota(transactio
 
 def test_a_report_about_a_service_that_was_deleted_meanwhile_is_404(agent, identity, monkeypatch):
     service = identity.services.create(name="orders")
-    real = services.set_statistics
-
-    def delete_meanwhile(row, statistics):
-        AgentService.objects.all().delete()
-        real(row, statistics)
-
-    monkeypatch.setattr(services, "set_statistics", delete_meanwhile)
+    call_before(monkeypatch, services, "set_statistics", AgentService.objects.all().delete)
     answer = agent.post(f"{SERVICES}{service.uuid.hex}/set_statistics/", {"statistics": {}})
     assert answer.status_code == 404
 

@@ -21,7 +21,8 @@ from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.support.agents import NewAgent
-from tests.support.toolbox import in_background, queue_events, wait_until, wait_until_blocked
+from tests.support.faults import once_before
+from tests.support.toolbox import call_before, in_background, queue_events, wait_until, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -243,7 +244,7 @@ def test_a_queue_that_cannot_be_declared_again_has_the_reason_and_is_tried_again
         management.declare_queue(agents_vhost, registered.queue_name)  # without the arguments
         agents_amqp.publish(registered.queue_name, 1)
 
-    before_the_pass_writes(monkeypatch, take_the_name)
+    once_before(monkeypatch, "the decision", take_the_name)
     [error] = once.run_once().errors
     row = SubscriptionQueue.objects.get()
     assert "exists with other arguments" in error
@@ -263,7 +264,7 @@ def test_a_queue_that_its_agent_registers_during_a_pass_is_ready(
     once.run_once()
     management.delete_queue(agents_vhost, registered.queue_name)
     once.run_once()
-    before_the_pass_writes(monkeypatch, agent.create_queue)
+    once_before(monkeypatch, "the decision", agent.create_queue)
     once.run_once()
     assert SubscriptionQueue.objects.get().state == "ready"
     once.run_once()
@@ -302,23 +303,11 @@ def test_an_owner_deletes_an_orphan_in_their_agents_vhost(agents_vhost, agents_a
 # Deleted owners
 
 
-def before_the_pass_writes(monkeypatch, do):
-    """Call this once, right before a pass writes its changes."""
-    write = monitor.write
-
-    def do_and_write(*arguments):
-        monkeypatch.setattr(monitor, "write", write)
-        do()
-        return write(*arguments)
-
-    monkeypatch.setattr(monitor, "write", do_and_write)
-
-
 def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(agent, agents_vhost, agents_amqp, monkeypatch):
     once.run_once()
     agents_amqp.queue("subscription_of_nobody", 6)
     agents_amqp.publish(DEAD_LETTER_QUEUE, 6)
-    before_the_pass_writes(monkeypatch, agent.owner.delete)
+    once_before(monkeypatch, "the decision", agent.owner.delete)
     assert once.run_once().errors == []
     assert not Queue.objects.exclude(owner=None).exists()
     assert notified_queues() == []
@@ -326,14 +315,13 @@ def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(agent, agents_v
 
 def test_deleting_an_owner_waits_while_a_pass_writes(agents_vhost, agents_amqp, agent, monkeypatch):
     agents_amqp.queue("subscription_of_nobody", 6)
-    insert, deletions = persistence._insert, []
+    deletions = []
 
-    def begin_and_insert(*arguments):
+    def begin():
         deletions.append(in_background(agent.owner.delete))
         wait_until_blocked(deletions[0])
-        return insert(*arguments)
 
-    monkeypatch.setattr(persistence, "_insert", begin_and_insert)
+    call_before(monkeypatch, persistence, "_insert", begin)
     report = once.run_once()
     deletions[0].result()
     assert report.errors == []
@@ -355,11 +343,5 @@ def test_a_vhost_removed_with_its_owner_is_no_error(agents_vhost, agent, setting
     settings.GUARDIAN_VHOSTS = []
     settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
     once.run_once()
-    take = monitor.snapshot.take
-
-    def delete_and_take(*arguments):
-        agent.owner.delete()
-        return take(*arguments)
-
-    monkeypatch.setattr(monitor.snapshot, "take", delete_and_take)
+    once_before(monkeypatch, "the list", agent.owner.delete)
     assert once.run_once().errors == []

@@ -31,19 +31,17 @@ from tests.conftest import Amqp
 from tests.support.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due
 from tests.support.counting import counted_requests
 from tests.support.proxy import http_answer
-from tests.support.toolbox import AWAY, AWAY_AMQP, Killed, in_background, raising, stored_queue, wait_until_blocked
-
-
-def call_after_listing(monkeypatch, act):
-    """Call ``act`` after a sweep has listed the queues."""
-    listed = snapshot.list_names
-
-    def list_and_call(*arguments):
-        found = listed(*arguments)
-        act()
-        return found
-
-    monkeypatch.setattr(snapshot, "list_names", list_and_call)
+from tests.support.toolbox import (
+    AWAY,
+    AWAY_AMQP,
+    Killed,
+    call_after,
+    call_before,
+    in_background,
+    raising,
+    stored_queue,
+    wait_until_blocked,
+)
 
 
 def notifications(kind):
@@ -56,7 +54,9 @@ def notifications(kind):
 def test_a_sweep_deletes_orphans_with_their_messages_only(agent, amqp, vhost, broker):
     agent.orphan("subscription_empty")
     agent.orphan("consumer_full")
-    agent.orphan("somebody's own")
+    foreign = {"somebody's own", "subscriptions", "a_subscription_", "CONSUMER_1"}
+    for name in foreign:
+        agent.orphan(name)
     amqp.queue("subscription_elsewhere")
     stored_queue("subscription_empty", vhost=agent.vhost)
     inside = Amqp(broker.amqp_url, agent.vhost)
@@ -64,11 +64,11 @@ def test_a_sweep_deletes_orphans_with_their_messages_only(agent, amqp, vhost, br
     inside.connection.close()
     report = sweep_orphans()
     assert (report.found, report.deleted, report.kept, report.repaired, report.errors) == (2, 2, 0, 0, [])
-    assert report.seen == 6
-    assert agent.names == {*agent.registered, "somebody's own"}
+    assert report.seen == 9
+    assert agent.names == agent.registered | foreign
     assert "subscription_elsewhere" in agent.agents.queues(vhost)
     row = Sweep.objects.get()
-    assert (row.kind, row.seen, row.found, row.deleted, row.kept, row.repaired) == ("orphans", 6, 2, 2, 0, 0)
+    assert (row.kind, row.seen, row.found, row.deleted, row.kept, row.repaired) == ("orphans", 9, 2, 2, 0, 0)
     assert (row.brake_held, row.errors, row.seconds > 0) == (False, [], True)
     assert Queue.objects.get().state == "gone"
     assert QueueEvent.objects.get(queue_name="subscription_empty").kind == "removed"
@@ -122,15 +122,8 @@ def test_queues_of_a_vhost_in_creation_are_not_swept(agent):
 
 
 def test_a_queue_registered_during_the_sweep_is_not_deleted(agent, monkeypatch):
-    listed = snapshot.list_names
-
-    def list_slowly(management, vhosts, between):
-        agent.create_queue("call")
-        found = listed(management, vhosts, between)
-        agent.create_queue("resource")
-        return found
-
-    monkeypatch.setattr(snapshot, "list_names", list_slowly)
+    call_before(monkeypatch, snapshot, "list_names", lambda: agent.create_queue("call"))
+    call_after(monkeypatch, snapshot, "list_names", lambda: agent.create_queue("resource"))
     report = sweep_orphans()
     assert (report.found, report.repaired) == (0, 0)
     assert len(agent.names) == 5
@@ -147,7 +140,7 @@ def test_a_queue_with_a_pending_removal_is_not_an_orphan(agent, settings, broker
 
 def test_an_owner_deleted_during_the_sweep_leaves_no_orphans(agent, monkeypatch):
     agent.orphan()
-    call_after_listing(monkeypatch, agent.owner.delete)
+    call_after(monkeypatch, snapshot, "list_names", agent.owner.delete)
     report = sweep_orphans()
     assert (report.found, report.errors) == (0, [])
 
@@ -338,13 +331,7 @@ def test_an_owner_deleted_during_the_repair_does_not_stop_the_others(agent, agen
     bob = RegisteredAgent(agents, "bob")
     for one in (agent, bob):
         management.delete_vhost(one.vhost)
-    real = sweep.repair
-
-    def delete_and_repair(*arguments):
-        agent.owner.delete()
-        return real(*arguments)
-
-    monkeypatch.setattr(sweep, "repair", delete_and_repair)
+    call_before(monkeypatch, sweep, "repair", agent.owner.delete)
     report = sweep_orphans()
     assert (report.repaired, report.away) == (3, False)
     assert bob.names == bob.registered
@@ -398,18 +385,8 @@ def test_a_restored_older_database_deletes_users_only_by_force(agent, management
 
 def test_a_login_created_and_removed_during_the_sweep_is_kept(agent, monkeypatch):
     other = agent.agents.identity(agent.owner, agent.offering)
-    listed = Management.users
-    made = []
-
-    def list_slowly(self):
-        if not made:
-            made.append(queues.register_subscription(other, "order", agent.presented)[0])
-            found = listed(self)
-            made[0].delete()
-            return found
-        return listed(self)
-
-    monkeypatch.setattr(Management, "users", list_slowly)
+    call_before(monkeypatch, Management, "users", lambda: queues.register_subscription(other, "order", agent.presented))
+    call_after(monkeypatch, Management, "users", lambda: EventSubscription.objects.get(identity=other).delete())
     report = sweep_orphans()
     assert (report.users, report.errors) == (0, [])
     assert login_names(agent) < agent.agents.users()
@@ -420,7 +397,7 @@ def test_subscriptions_deleted_during_the_sweep_do_not_trigger_the_brake(agent, 
     for object_type in ("call", "resource", "user_role"):
         agent.create_queue(object_type)
     agent.orphan()
-    call_after_listing(monkeypatch, EventSubscription.objects.all().delete)
+    call_after(monkeypatch, snapshot, "list_names", EventSubscription.objects.all().delete)
     report = sweep_orphans()
     assert (report.brake_held, report.found, report.deleted, report.errors) == (False, 1, 1, [])
     assert not Removal.objects.exists()
@@ -519,7 +496,7 @@ def test_removals_of_an_interrupted_or_killed_sweep_are_done_later(agent, manage
 def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
     agent.orphan()
     past = timezone.now() - timedelta(seconds=1)
-    call_after_listing(monkeypatch, lambda: Lease.objects.update(expires_at=past))
+    call_after(monkeypatch, snapshot, "list_names", lambda: Lease.objects.update(expires_at=past))
     report = sweep_orphans()
     assert (report.given_up, report.deleted) == (True, 0)
     assert "subscription_orphan" in agent.names
@@ -626,13 +603,7 @@ def test_the_brake_counts_the_queues_of_stale_subscriptions(agent, settings):
 
 def test_a_token_created_during_the_clean_up_keeps_its_owners_subscriptions(agent, monkeypatch):
     AuthToken.objects.all().delete()
-    apply_brake = stale.apply_brake
-
-    def create_token_after_brake(*arguments):
-        apply_brake(*arguments)
-        create_token(agent.owner, "new")
-
-    monkeypatch.setattr(stale, "apply_brake", create_token_after_brake)
+    call_after(monkeypatch, stale, "apply_brake", lambda: create_token(agent.owner, "new"))
     report = clean_up_stale()
     assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
     assert agent.names == agent.registered

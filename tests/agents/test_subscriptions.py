@@ -38,7 +38,7 @@ from agents.registration.vhosts import create_vhost
 from agents.removal import deletions
 from agents.sweeps.registered import agent_vhosts
 from core import broker, locks, removals
-from core.models import Removal
+from core.models import Lease, Removal
 from core.refusals import Refusal
 from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
 from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
@@ -51,6 +51,9 @@ from tests.support.proxy import Proxy
 from tests.support.toolbox import (
     AWAY,
     Killed,
+    call_after,
+    call_before,
+    calling_first,
     can_log_in,
     in_background,
     in_parallel,
@@ -86,33 +89,6 @@ def requests(monkeypatch):
 
     monkeypatch.setattr(PooledClient, "send", count)
     return collected
-
-
-def call_before(monkeypatch, name, act, place=Management):
-    """Call ``act`` before the first call of a method."""
-    real, done = getattr(place, name), []
-
-    def called(*arguments, **options):
-        if not done:
-            done.append(True)
-            act()
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(place, name, called)
-
-
-def call_after(monkeypatch, name, act, place=Management):
-    """Call ``act`` after the first call of a method."""
-    real, done = getattr(place, name), []
-
-    def called(*arguments, **options):
-        outcome = real(*arguments, **options)
-        if not done:
-            done.append(True)
-            act()
-        return outcome
-
-    monkeypatch.setattr(place, name, called)
 
 
 def kill():
@@ -384,7 +360,7 @@ def test_ten_concurrent_registrations_of_an_agent_create_one(agents, agent, brok
 @pytest.mark.parametrize("when", [call_before, call_after])
 def test_a_killed_registration_is_finished_by_the_next_call(when, monkeypatch, agents, subscribed):
     with monkeypatch.context() as patched:
-        when(patched, "declare_queue", kill)
+        when(patched, Management, "declare_queue", kill)
         with pytest.raises(Killed):
             subscribed.create_queue()
     queue = SubscriptionQueue.objects.get()
@@ -425,7 +401,7 @@ def test_a_queue_deleted_during_its_registration_is_registered_again(when, monke
     if when is call_before:
         subscribed.create_queue()
     gone = []
-    when(monkeypatch, "declare_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
+    when(monkeypatch, Management, "declare_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
     queue, new = subscribed.create_queue()
     assert (gone, new) == ([1], True)
     assert SubscriptionQueue.objects.get() == queue
@@ -435,7 +411,7 @@ def test_a_queue_deleted_during_its_registration_is_registered_again(when, monke
 
 @pytest.mark.parametrize("model", [EventSubscription, Offering])
 def test_a_queue_whose_parent_is_deleted_is_removed_later(model, monkeypatch, agents, subscribed):
-    call_before(monkeypatch, "declare_queue", lambda: model.objects.all().delete())
+    call_before(monkeypatch, Management, "declare_queue", lambda: model.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         subscribed.create_queue()
     assert not SubscriptionQueue.objects.exists()
@@ -447,7 +423,7 @@ def test_a_queue_whose_parent_is_deleted_is_removed_later(model, monkeypatch, ag
 
 def test_a_subscription_deleted_during_its_registration_leaves_no_user(monkeypatch, agents, subscribed):
     newer = agents.token(subscribed.subscription.owner)
-    call_before(monkeypatch, "put_user", lambda: EventSubscription.objects.all().delete())
+    call_before(monkeypatch, Management, "put_user", lambda: EventSubscription.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         subscribed.create_queue(presented=newer)
     make_removals_due()
@@ -457,23 +433,19 @@ def test_a_subscription_deleted_during_its_registration_leaves_no_user(monkeypat
     assert not Removal.objects.exists()
 
 
-def test_a_subscription_deleted_at_each_attempt_is_refused_after_three(monkeypatch, agent):
+def test_a_subscription_deleted_at_each_attempt_is_refused_after_three(agent):
     deleted = []
-    put_user = Management.put_user
 
-    def delete_first(self, *arguments):
-        deleted.extend(EventSubscription.objects.all())
-        EventSubscription.objects.all().delete()
-        return put_user(self, *arguments)
+    def delete():
+        deleted.append(EventSubscription.objects.all().delete()[0])
 
-    monkeypatch.setattr(Management, "put_user", delete_first)
-    with pytest.raises(Busy, match="removed repeatedly"):
+    with calling_first(Management, "put_user", delete), pytest.raises(Busy, match="removed repeatedly"):
         agent.subscribe()
-    assert len(deleted) == 3
+    assert deleted == [1, 1, 1]
 
 
 def test_a_consumer_deleted_during_its_registration_is_registered_again(monkeypatch, agents, agent, broker):
-    call_before(monkeypatch, "put_user", lambda: Consumer.objects.all().delete())
+    call_before(monkeypatch, Management, "put_user", lambda: Consumer.objects.all().delete())
     consumer, new = agent.register_consumer()
     assert new
     assert can_log_in(broker, agent.vhost, consumer.rmq_username, agent.presented.key)
@@ -491,7 +463,7 @@ def test_a_queue_deleted_and_being_removed_is_busy(monkeypatch, subscribed):
         # A worker has claimed the removal and has not sent the request yet.
         Removal.objects.update(claim=uuid.uuid4(), due_at=timezone.now() + timedelta(minutes=1))
 
-    call_after(monkeypatch, "declare_queue", remove)
+    call_after(monkeypatch, Management, "declare_queue", remove)
     with pytest.raises(Busy, match="being removed"):
         subscribed.create_queue()
     assert not SubscriptionQueue.objects.exists()
@@ -500,7 +472,7 @@ def test_a_queue_deleted_and_being_removed_is_busy(monkeypatch, subscribed):
 
 def test_a_token_revoked_before_it_is_set_is_refused(monkeypatch, agents, subscribed):
     newer = agents.token(subscribed.owner)
-    call_after(monkeypatch, "declare_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    call_after(monkeypatch, Management, "declare_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         subscribed.create_queue(presented=newer)
     assert not SubscriptionQueue.objects.exists()
@@ -510,7 +482,7 @@ def test_a_token_revoked_before_it_is_set_is_refused(monkeypatch, agents, subscr
 
 def test_a_token_revoked_while_it_is_set_is_not_the_password(monkeypatch, agents, subscribed, broker):
     newer = agents.token(subscribed.owner)
-    call_before(monkeypatch, "put_user", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    call_before(monkeypatch, Management, "put_user", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         subscribed.create_queue(presented=newer)
     left = EventSubscription.objects.get()
@@ -518,6 +490,13 @@ def test_a_token_revoked_while_it_is_set_is_not_the_password(monkeypatch, agents
     make_removals_due()
     removals.run_due(50)
     assert not can_log_in(broker, subscribed.vhost, subscribed.subscription.rmq_username, newer.key)
+
+
+def test_a_registration_that_lost_its_lock_sets_no_password(monkeypatch, agents, subscribed):
+    lose_lock = partial(Lease.objects.filter(name=locks.lease_name(subscribed.subscription.rmq_username)).delete)
+    call_after(monkeypatch, credentials, "_record_next_token", lose_lock)
+    with raising(Management, "put_user", AssertionError), pytest.raises(Busy, match="another request"):
+        subscribed.create_queue(presented=agents.token(subscribed.owner))
 
 
 def test_a_registration_waits_for_a_revocation_before_it_locks_the_login(subscribed):
@@ -550,7 +529,8 @@ def agents_logins(users):
 )
 def test_a_token_revoked_during_its_first_registration_leaves_no_user(register, monkeypatch, agents, agent):
     users_before = agents_logins(agents.users())
-    call_after(monkeypatch, "set_permissions", lambda: AuthToken.objects.filter(pk=agent.presented.token.pk).delete())
+    presented = AuthToken.objects.filter(pk=agent.presented.token.pk)
+    call_after(monkeypatch, Management, "set_permissions", presented.delete)
     with pytest.raises(PermissionDenied, match="revoked"):
         register(agent)
     assert not EventSubscription.objects.exists()
@@ -652,7 +632,7 @@ def test_a_kill_after_a_vhost_was_recreated_locks_no_agent_out(monkeypatch, subs
     subscribed.create_queue()
     management.delete_vhost(subscribed.vhost)
     with monkeypatch.context() as patched:
-        call_after(patched, "create_vhost", kill)
+        call_after(patched, Management, "create_vhost", kill)
         with pytest.raises(Killed):
             subscribed.create_queue()
     create_queue(EventSubscription.objects.get(), subscribed.offering, "order", subscribed.presented)
@@ -693,7 +673,7 @@ def test_nothing_is_registered_for_a_deleted_owner(agents, subscribed):
 
 
 def test_an_owner_deleted_during_a_registration_leaves_nothing(monkeypatch, agents, agent):
-    call_before(monkeypatch, "lock", lambda *_, **__: Owner.objects.filter(pk=agent.owner.pk).delete(), locks)
+    call_before(monkeypatch, locks, "lock", lambda: Owner.objects.filter(pk=agent.owner.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         agent.subscribe()
     assert not EventSubscription.objects.exists()
@@ -708,7 +688,7 @@ def test_the_api_reports_an_owner_or_offering_deleted_meanwhile(gone, method, st
     program.client.raise_request_exception = False
     model = Owner if gone == "owner" else Offering
     place = "create_identity" if method == "post" else "update_identity"
-    call_before(monkeypatch, place, lambda *_: model.objects.all().delete(), identities)
+    call_before(monkeypatch, identities, place, lambda: model.objects.all().delete())
     path = "agent-identities/" + ("" if method == "post" else f"{agent.identity.uuid.hex}/")
     answer = getattr(program, method)(path, {"name": "another", "offering": agent.offering.uuid.hex})
     assert answer.status_code == status
@@ -743,7 +723,7 @@ def test_a_concurrent_request_does_not_register_a_queue_being_removed(monkeypatc
     SubscriptionQueue.objects.all()._raw_delete("default")
     got = []
 
-    def register_second(*_):
+    def register_second():
         # The removal was claimed before the row existed, and is in progress.
         Removal.objects.create(
             kind="queue",
@@ -756,7 +736,7 @@ def test_a_concurrent_request_does_not_register_a_queue_being_removed(monkeypatc
             subscribed.create_queue()
         got.append(str(caught.value))
 
-    call_before(monkeypatch, "cancel_removal", register_second, queues)
+    call_before(monkeypatch, queues, "cancel_removal", register_second)
     with pytest.raises(Busy, match="being removed"):
         subscribed.create_queue()
     assert len(got) == 1
@@ -825,7 +805,7 @@ def test_the_configuration_of_an_agent_is_stored_sealed(settings, agent):
 def test_a_queue_deleted_during_its_redeclaration_is_removed(monkeypatch, agents, management, subscribed):
     queue, _ = subscribed.create_queue()
     management.delete_queue(queue.vhost, queue.queue_name)
-    call_before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
+    call_before(monkeypatch, Management, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     redeclare(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
     make_removals_due()
@@ -834,7 +814,7 @@ def test_a_queue_deleted_during_its_redeclaration_is_removed(monkeypatch, agents
 
 
 def test_a_vhost_of_an_owner_deleted_meanwhile_is_removed_later(monkeypatch, agents, agent, management):
-    call_before(monkeypatch, "create_vhost", lambda: Owner.objects.filter(pk=agent.owner.pk).delete())
+    call_before(monkeypatch, Management, "create_vhost", lambda: Owner.objects.filter(pk=agent.owner.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         agent.subscribe()
     make_removals_due()

@@ -335,7 +335,7 @@ def test_overwriting_sets_a_new_ttl(store, queue, clock):
     assert bodies(store, queue) == ["longer"]
 
 
-def test_the_task_removes_all_expired_messages(store, queue, settings, monkeypatch):
+def test_the_task_removes_all_expired_messages(store, queue, monkeypatch):
     monkeypatch.setattr(expiry, "BATCH_SIZE", 3)
     monkeypatch.setattr(tasks, "store", lambda: store)
     store.push(queue, [new("x", 1 + number % 3, ttl=0) for number in range(10)])
@@ -479,6 +479,7 @@ def test_positions_are_stored_per_consumer_and_partition(store, queue):
     store.set_positions(queue, "a", {1: one})
     store.set_positions(queue, "b", {1: two})
     store.set_positions(queue, "c", {})
+    store.set_positions(store.register("app", "other"), "b", {1: one, 2: one})
     assert store.positions(queue, "b") == {1: two, 3: three}
     assert store.positions(queue, "a") == {1: one}
     assert store.positions(queue, "nobody") == {}
@@ -675,6 +676,15 @@ def test_messages_of_removed_queues_are_deleted(store, queue, clock):
     assert PartitionRow.objects.count() == 1
     assert not Position.objects.exists()
     assert not PrincipalRow.objects.exists()
+
+
+@DATABASE_STORE_ONLY
+def test_messages_of_more_removed_queues_than_a_batch_are_deleted_in_one_call(store, monkeypatch):
+    monkeypatch.setattr(database, "DISCARDED_BATCH", 1)
+    for name in ("first", "second"):
+        push(store, store.register("app", name), "1")
+        store.remove("app", name)
+    assert store.remove_expired(10) == 2
 
 
 @DATABASE_STORE_ONLY

@@ -57,7 +57,7 @@ from message_store.store import STORES, StoreUnavailable, store
 from message_store.worker import StoreTransport
 from tests.support.proxy import Proxy
 from tests.support.served import database_url, serving
-from tests.support.toolbox import in_background, raising, wait_until
+from tests.support.toolbox import call_after, in_background, raising, wait_until
 from tools.zookeeper import PrivateZooKeeper
 
 pytestmark = pytest.mark.sqlite
@@ -1153,14 +1153,7 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(databas
 def test_a_position_that_is_deleted_after_its_move_is_answered_as_moved(monkeypatch, database_store):
     queue = queues.create("shop", "orders")
     [given] = post(queue, 1)
-    advance = DatabaseStore.advance_positions
-
-    def advance_and_lose(self, *arguments):
-        moved = advance(self, *arguments)
-        self.delete_positions(queue, "mailer")
-        return moved
-
-    monkeypatch.setattr(DatabaseStore, "advance_positions", advance_and_lose)
+    call_after(monkeypatch, DatabaseStore, "advance_positions", lambda: store().delete_positions(queue, "mailer"))
     moves = {"1": {"from": None, "to": given.hex}}
     assert queues.advance_positions(queue, "mailer", moves) == {1: given}
     assert queues.positions(queue, "mailer") == {}

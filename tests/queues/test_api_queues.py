@@ -12,7 +12,7 @@ from notifications.models import Channel
 from queues.actions import single
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.support.api import Program
-from tests.support.toolbox import stored_queue
+from tests.support.toolbox import call_before, stored_queue
 
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
@@ -313,26 +313,14 @@ def test_invalid_settings_are_refused_on_their_field(alice, body, field):
 
 def test_concurrent_changes_of_limits_are_both_kept(operator, pulse_user, monkeypatch):
     queue = row("queue/alice/q", pulse_user, warn_length=100, max_length=1000)
-    set_limits = single.set_limits
-
-    def in_between(*args, **limits):
-        Queue.objects.update(warn_length=200)
-        set_limits(*args, **limits)
-
-    monkeypatch.setattr(single, "set_limits", in_between)
+    call_before(monkeypatch, single, "set_limits", lambda: Queue.objects.update(warn_length=200))
     data = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
     queue.refresh_from_db()
     assert (queue.warn_length, queue.max_length) == (data["warn_length"], data["max_length"]) == (200, 5000)
 
 
 def test_concurrent_changes_of_settings_are_both_kept(alice, monkeypatch):
-    set_quiet_hours = preferences.set_quiet_hours
-
-    def in_between(*args):
-        Owner.objects.update(time_zone="Europe/Berlin")
-        set_quiet_hours(*args)
-
-    monkeypatch.setattr(preferences, "set_quiet_hours", in_between)
+    call_before(monkeypatch, preferences, "set_quiet_hours", lambda: Owner.objects.update(time_zone="Europe/Berlin"))
     data = Program(alice).patch("settings/", {"quiet_from": "22:00", "quiet_until": "07:00"}).json()
     alice.refresh_from_db()
     assert (alice.time_zone, data["time_zone"], data["quiet_from"]) == ("Europe/Berlin", "Europe/Berlin", "22:00")

@@ -32,7 +32,17 @@ from rabbit.permissions import Permissions
 from tests.support.archives import store_archive
 from tests.support.proxy import Proxy
 from tests.support.raw_messages import MANY_HEADERS, Raw
-from tests.support.toolbox import Killed, amqp_answers_lost, full_disk, queue_names, sent, wait_until_equal
+from tests.support.toolbox import (
+    Killed,
+    amqp_answers_lost,
+    call_after,
+    call_before,
+    full_disk,
+    queue_names,
+    sent,
+    stored_queue,
+    wait_until_equal,
+)
 
 NAME = "queue/alice/builds"
 
@@ -81,7 +91,7 @@ def test_messages_of_a_deleted_queue_are_archived_in_order(amqp, delete, managem
     assert kept.bytes == sum(len(body) for body in bodies(kept))
 
 
-def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, management, guarded):
+def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, guarded):
     amqp.queue(NAME, 10)
     with pytest.raises(WithinLimit):
         delete(limit=10)
@@ -91,15 +101,7 @@ def test_a_queue_within_its_limit_keeps_its_messages(amqp, delete, management, g
 
 def test_a_queue_that_others_empty_during_the_fetch_is_put_back(amqp, delete, management, guarded, monkeypatch):
     amqp.queue(NAME, 20)
-    declare = Fetch.declare_passively
-
-    def empty_first(fetch):
-        monkeypatch.setattr(Fetch, "declare_passively", declare)
-        depth = declare(fetch)
-        amqp.take(NAME, 15)
-        return depth
-
-    monkeypatch.setattr(Fetch, "declare_passively", empty_first)
+    call_after(monkeypatch, Fetch, "declare_passively", lambda: amqp.take(NAME, 15))
     with pytest.raises(WithinLimit):
         delete(limit=10)
     assert not Archive.objects.exists()
@@ -270,6 +272,7 @@ def test_a_database_that_fails_in_the_middle_does_not_stop_the_deletion(amqp, de
     assert (removed.archive, removed.dropped, removed.why_not) == (None, 700, "the database could not store it")
     failed = Archive.objects.get()
     assert (failed.state, failed.error, failed.messages) == ("failed", "the database could not store it", 0)
+    assert failed.expires > timezone.now() + timedelta(days=6)
     assert not ArchiveChunk.objects.exists()
     assert not Archive.objects.seen_by(alice).exists()
 
@@ -308,6 +311,16 @@ def test_a_deletion_by_an_owner_is_archived_for_the_pulse_user(listed, alice):
     assert (kept.messages, kept.reason, kept.by, kept.queue) == (8, "deleted", alice, listed)
     assert kept.pulse_user == PulseUser.objects.get(username="alice")
     assert outcomes.outcome_in_words(removed).startswith("Archived until ")
+
+
+def test_a_queue_deleted_with_its_pulse_user_is_archived_whatever_is_stored_of_other_vhosts(amqp, guarded, alice):
+    stored_queue(NAME, vhost="another", type="stream")
+    amqp.queue(NAME, 8)
+    run_once()
+    with core_broker.session(guarded) as session:
+        destroying.delete_queue_of_pulse_user(session, NAME, PulseUser.objects.get(username="alice"), lambda: None)
+    kept = Archive.objects.seen_by(alice).get()
+    assert (kept.messages, kept.reason, kept.queue.vhost) == (8, "account", guarded)
 
 
 def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
@@ -387,16 +400,19 @@ def test_a_large_message_is_archived_whole(amqp, delete):
     assert [len(body) for body in bodies(Archive.objects.get())] == [16_000_000]
 
 
-def test_two_deletions_of_a_queue_at_once_keep_one_archive(amqp, delete, monkeypatch):
+def test_a_queue_is_not_deleted_or_purged_while_it_is_deleted(amqp, delete, guarded, monkeypatch):
     amqp.queue(NAME, 10)
-    store = writing.store_batch
 
-    def delete_meanwhile(*arguments):
-        with pytest.raises(destroying.NotSent, match="another request"):
-            delete()
-        store(*arguments)
+    def purge():
+        with core_broker.session(guarded) as session:
+            destroying.purge_queue(session, target(guarded))
 
-    monkeypatch.setattr(destroying, "store_batch", delete_meanwhile)
+    def destroy_meanwhile():
+        for destroy in (delete, purge):
+            with pytest.raises(NotSent, match="another request"):
+                destroy()
+
+    call_before(monkeypatch, destroying, "store_batch", destroy_meanwhile)
     assert delete().archived == 10
     assert len(bodies(Archive.objects.get())) == 10
 

@@ -457,8 +457,11 @@ def test_the_queues_page_list_mail_and_api_say_that_its_deletion_is_blocked(
     pages = [as_alice.get(path).text for path in ("/queues/", f"/queues/{queue.uuid}/")]
     call_command("send_notifications", "--once")
     (mail,) = [mail for mail in mailbox.mails if "alice@example.org" in mail.recipients]
-    for text in (*pages, mail.text, mail.html):
+    for page in pages:
+        assert "deletion blocked" in page
+    for text in (mail.text, mail.html):
         assert sentence in " ".join(text.split()).replace("over its", "over").lower()
+    for text in (*pages, mail.text, mail.html):
         assert "eleted past" not in text
         assert "deletes it with all" not in text
     assert "/admin/operate/brake/" in mailbox.to("ops@example.org")[0].text + mailbox.to("ops@example.org")[1].text

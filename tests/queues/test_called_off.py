@@ -13,6 +13,7 @@ from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
+from tests.support.faults import once_before
 from tests.support.toolbox import Killed, broker_version, queue_lengths, stored_queue, wait_until_equal
 
 pytestmark = pytest.mark.rabbitmq
@@ -165,6 +166,15 @@ def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, 
     assert [run_once().deleted for _ in range(2)] == [0, 1]
     facts = Notification.objects.get(kind="deletion", recipient="ops@example.org").facts
     assert (facts["dropped"], facts["why_not_archived"]) == (2 * LIMIT + 1, destroying.FETCH_PAUSED)
+
+
+def test_a_limit_raised_meanwhile_spares_a_queue_whose_messages_were_returned(jobs, guarded, monkeypatch):
+    jobs.declare("quorum")
+    jobs.fill(2 * LIMIT + 1)
+    store_returned(guarded, timezone.now(), ready=2 * LIMIT)
+    once_before(monkeypatch, "the announcement", lambda: Queue.objects.update(max_length=LIMIT + 1))
+    assert [run_once().deleted for _ in range(2)] == [0, 0]
+    assert Queue.objects.get().max_length == LIMIT + 1
 
 
 def test_an_hour_after_their_return_the_messages_are_archived(jobs, guarded):

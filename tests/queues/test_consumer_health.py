@@ -18,7 +18,7 @@ from queues.guard import consumer_health, once
 from queues.guard.consumer_health import ConsumerState, QueueCounts, count_consumers
 from queues.models import Queue, Watch
 from tests.support.proxy import Proxy, http_answer
-from tests.support.toolbox import queue_row, sent
+from tests.support.toolbox import call_after, queue_row, sent
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
@@ -170,14 +170,7 @@ def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
 ):
     amqp.queue(NAME)
     store_without_consumers(broker_proxy, guarded)
-    gather = consumer_health._gather_facts
-
-    def be_deleted_meanwhile(*args):
-        gathered = gather(*args)
-        Queue.objects.update(state=state)
-        return gathered
-
-    monkeypatch.setattr(consumer_health, "_gather_facts", be_deleted_meanwhile)
+    call_after(monkeypatch, consumer_health, "_gather_facts", lambda: Queue.objects.update(state=state))
     assert count_consumers() == 0
     assert sent("alice@example.org") == []
     assert stored_state()[2] is None

@@ -235,7 +235,7 @@ def builds(guarded, pulse_user, amqp):
     return Queue.objects.get(name="queue/alice/builds")
 
 
-def test_a_pulse_user_can_be_removed_during_a_pass(amqp, management, monkeypatch):
+def test_a_pulse_user_can_be_removed_during_a_pass(amqp, monkeypatch):
     amqp.queue("queue/alice/old", 1)
     once.run_once()
     amqp.queue("queue/alice/new", 1)

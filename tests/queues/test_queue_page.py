@@ -129,6 +129,13 @@ def test_the_page_shows_the_growth_rate(alices_queue, client, then, now, expecte
     assert expected in page_of(alices_queue, client)
 
 
+def test_the_page_of_a_stream_has_no_limits(alices_queue, client):
+    Queue.objects.update(ready=None, unacknowledged=None, type="stream")
+    page = page_of(alices_queue, client)
+    assert '<span class="state normal">no length</span>' in page
+    assert "Deletion limit" not in page
+
+
 def test_the_page_says_until_when_the_messages_are_not_fetched_again(alices_queue, client):
     now = timezone.now()
     Queue.objects.update(attempted_at=now, returned_at=now, max_length=2100)

@@ -16,7 +16,7 @@ from rabbit.confirmed import KEY_HEADER, ConfirmChannel, ConfirmedPublisher, Out
 from rabbit.fetching import Bounds, Fetch, Fetched
 from tests.support.faults import once_after
 from tests.support.proxy import Proxy
-from tests.support.toolbox import AWAY_AMQP, in_parallel, wait_until_equal
+from tests.support.toolbox import AWAY_AMQP, call_before, in_parallel, wait_until_equal
 
 NAME = "queue/alice/builds"
 FIRST_BATCH = "the first batch of a replay"
@@ -86,7 +86,7 @@ def test_properties_and_headers_come_back_without_what_routes_or_expires():
     assert replay.sanitized(plain) == plain
 
 
-def test_a_replay_reaches_nobody_by_carbon_copy(amqp, alice, archived, broker, guarded):
+def test_a_replay_reaches_nobody_by_carbon_copy(amqp, alice, archived, guarded):
     amqp.queue("queue/bob/secret")
     amqp.queue(NAME)
     properties = pika.BasicProperties(headers={"CC": ["queue/bob/secret"], "n": 1}, expiration="60000")
@@ -226,13 +226,7 @@ def test_what_another_replay_has_sent_already_needs_no_more_room(alice, archived
 
 def test_a_replay_is_stopped(amqp, alice, archived, monkeypatch):
     started = replay.start(archived(250), alice, queue=NAME)
-    publish = ConfirmedPublisher.publish
-
-    def stop_first(self, *arguments):
-        replay.stop(started, alice)
-        return publish(self, *arguments)
-
-    monkeypatch.setattr(ConfirmedPublisher, "publish", stop_first)
+    call_before(monkeypatch, ConfirmedPublisher, "publish", lambda: replay.stop(started, alice))
     assert replay.run_due() == 100
     started.refresh_from_db()
     assert (started.state, started.sent) == ("stopped", 100)

@@ -34,6 +34,7 @@ pairs = st.tuples(st.integers(1, 1000), st.integers(1, 1000)).map(lambda pair: T
     [
         (OK, 5, (WARNED, Action.WARN)),
         (WARNED, 4, (OK, Action.RECOVER)),
+        (WARNED, 0, (OK, Action.RECOVER)),
         (WARNED, 10, (WARNED, Action.NOTHING)),
         (OK, 11, (DELETING, Action.DELETE)),
     ],

@@ -60,7 +60,7 @@ def test_the_conditions_protect_a_queue_from_deletion(session, amqp, management,
     assert queue_names(management, vhost) == set()
 
 
-def test_a_quorum_queue_is_not_deleted_on_conditions(session, amqp, management, vhost):
+def test_a_quorum_queue_is_not_deleted_on_conditions(session, amqp, vhost):
     amqp.queue("q", arguments={"x-queue-type": "quorum"})
     with pytest.raises(Refused, match="not supported"):
         session.delete_queue("q", if_unused=True)

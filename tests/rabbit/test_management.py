@@ -71,7 +71,7 @@ def test_a_cluster_has_an_id_unless_the_broker_does_not_tell_it(management, prox
     assert proxied.cluster_id() == ""
 
 
-def test_the_clock_of_the_broker_is_read_from_the_date_header(proxied, proxy, broker):
+def test_the_clock_of_the_broker_is_read_from_the_date_header(proxied, proxy):
     assert abs(datetime.now(UTC) - proxied.clock()) < timedelta(seconds=60)
     proxy.answer(http_answer("401 Unauthorized", b"", "Date: Thu, 01 Feb 2024 03:04:05 GMT"))
     assert proxied.clock() == datetime(2024, 2, 1, 3, 4, 5, tzinfo=UTC)
@@ -654,7 +654,7 @@ def test_an_invalid_url_is_refused_without_showing_the_password(url):
     assert len(text) > 20
 
 
-def test_the_password_is_in_no_error_and_no_log(broker, proxy, caplog, monkeypatch):
+def test_the_password_is_in_no_error_and_no_log(proxy, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a client that honours it would send every request there
     address = f"127.0.0.1:{proxy.port}"

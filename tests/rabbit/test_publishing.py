@@ -209,7 +209,7 @@ def test_eight_threads_publish_once_within_the_connection_limit(rabbitmq_user, m
     publisher.close()
 
 
-def test_waiting_for_a_busy_connection_times_out(broker, management, vhosts):
+def test_waiting_for_a_busy_connection_times_out(broker, vhosts):
     publisher = Publisher(broker.amqp_url, max_connections=1, seconds=0.5)
     busy = publisher._acquire(vhosts[0], time.monotonic() + 5)
     began = time.monotonic()
@@ -255,7 +255,7 @@ def test_repeated_calls_that_time_out_reach_every_vhost(broker, management, vhos
     assert all(queue_lengths(management, vhost)["a"] for vhost, _ in queues)
 
 
-def test_a_timeout_before_sending_means_not_published(broker, management):
+def test_a_timeout_before_sending_means_not_published(broker):
     gone = [(f"test-{uuid.uuid4().hex[:12]}", "a") for _ in range(40)]
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)

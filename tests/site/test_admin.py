@@ -40,6 +40,7 @@ from tests.support.chromium import sign_in
 from tests.support.toolbox import (
     AWAY,
     AWAY_AMQP,
+    call_before,
     in_parallel,
     messages_of,
     queue_names,
@@ -401,13 +402,7 @@ def test_operators_cannot_delete_themselves(admin, operator):
 
 def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
     owner = make_owner()
-    save = Owner.save
-
-    def slow(self, *args, **options):
-        Owner.objects.filter(pk=owner.pk).update(vouched=False)
-        return save(self, *args, **options)
-
-    monkeypatch.setattr(Owner, "save", slow)
+    call_before(monkeypatch, Owner, "save", lambda: Owner.objects.filter(pk=owner.pk).update(vouched=False))
     form = {"email": owner.email, "full_name": "Else", "is_active": "on"}
     assert admin.post(f"/admin/accounts/owner/{owner.pk}/change/", form).status_code == 302
     owner.refresh_from_db()
@@ -442,7 +437,7 @@ def test_an_operator_deletes_queues_after_confirming(admin, queues, management, 
     assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {operator.pk}
 
 
-def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, management, guarded):
+def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, guarded):
     form = {"action": "delete_on_broker", "_selected_action": [queues[0].pk], "select_across": "1"}
     page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
     assert "3 queues" in page.text
@@ -675,14 +670,12 @@ def test_operators_cannot_deactivate_themselves(admin, operator):
 
 def test_an_owner_who_just_got_a_pulse_user_is_not_deleted(admin, monkeypatch):
     owner = make_owner()
-    lock_existing = vouching.lock_existing
-
-    def late(owners):
-        pulse_user = PulseUser.objects.create(username="late", ready=True)
-        pulse_user.owners.set([owner])
-        return lock_existing(owners)
-
-    monkeypatch.setattr(vouching, "lock_existing", late)
+    call_before(
+        monkeypatch,
+        vouching,
+        "lock_existing",
+        lambda: PulseUser.objects.create(username="late", ready=True).owners.add(owner),
+    )
     assert admin.post(f"/admin/accounts/owner/{owner.pk}/delete/", {"post": "yes"}).status_code == 403
     assert Owner.objects.filter(pk=owner.pk).exists()
 
@@ -776,6 +769,11 @@ def test_an_outdated_notification_is_not_sent_again(db, later, together, again):
     assert sending.send_again(picked) == again
     first.refresh_from_db()
     assert first.state == ("due" if again else "failed")
+
+
+def test_a_failed_notification_is_sent_again_after_an_earlier_one_was_sent(db):
+    make_notification(about="queue 1", state="sent")
+    assert sending.send_again([make_notification(about="queue 1", kind="recovery").pk]) == 1
 
 
 def test_a_weekly_report_is_sent_again_after_a_later_one(db):

@@ -66,7 +66,8 @@ NOT_RUN = {
     r"(GUARDIAN_TEST_DATABASE=sqlite )?\.venv/bin/python -m pytest ": "it is what runs this",
     "(heroku|git push heroku) ": "there is no Heroku here; test_production.py runs the Procfile on an empty disk",
     "openapi-python-client ": "test_generated_client.py runs it",
-    "docker compose ": "there is no Docker engine here; the files are in test_production.py",
+    r"docker (compose|stop|rm) |old=\$\(docker ": "test_containers.py runs them, except for those of Cassandra",
+    "kubectl |cp deploy/kubernetes/": "there is no Kubernetes here; test_kubernetes.py checks the manifests",
     "export PULSEGUARDIAN_DATABASE_URL=": "a test of a command names a database of its own in this variable",
     "STORE_WORKER=": "test_production.py checks the files that read it",
     r"python3 -m venv |\.venv/bin/python -m pip install ": "the Makefile does it in var/production",
@@ -76,7 +77,8 @@ NOT_RUN = {
 
 NO_SETTINGS = {
     "GUARDIAN_FUZZ_CASES", "GUARDIAN_FUZZ_SEED", "GUARDIAN_TEST_DATABASE", "GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL",
-    "GUARDIAN_TEST_RABBIT_URL", "GUARDIAN_TEST_STOMP_URL", "RABBITMQ_SCHEDULER_BIND_TYPE", "STORE_WORKER",
+    "GUARDIAN_TEST_RABBIT_URL", "GUARDIAN_TEST_STOMP_URL", "GUARDIAN_WEB_PORTS", "RABBITMQ_SCHEDULER_BIND_TYPE",
+    "STORE_WORKER",
 }  # fmt: skip
 """Environment variables of the tests, of RabbitMQ, and of the files that start Guardian's processes."""
 

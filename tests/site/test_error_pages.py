@@ -90,11 +90,20 @@ def test_an_internal_error_shows_no_details(visitor, address):
         assert answer.json()["instance"] == address
 
 
+@pytest.mark.parametrize("https", [True, False])
 @pytest.mark.parametrize(("address", "kind"), [("/", "text/html"), ("/api/me/", "application/problem+json")])
-def test_a_request_for_another_host_is_answered_400_in_the_right_format(visitor, address, kind):
-    answer = visitor.get(address, headers={"host": "evil.example"})
+def test_an_answer_and_a_line_in_the_log_name_the_configured_address(visitor, settings, caplog, address, kind, https):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    settings.SECURE_SSL_REDIRECT = https
+    answer = visitor.get(address, headers={"host": "10.42.0.17:8000"})
     assert (answer.status_code, answer["Content-Type"].partition(";")[0]) == (400, kind)
-    assert "Traceback" not in answer.text
+    assert "address is" in answer.text
+    assert "https://guardian.example.org" in answer.text
+    [line] = [record for record in caplog.records if record.levelname != "INFO"]
+    assert "'10.42.0.17:8000'" in line.getMessage()
+    assert "https://guardian.example.org" in line.getMessage()
+    assert line.exc_info is None
+    assert visitor.get("/healthz", headers={"host": "10.42.0.17:8000"}).status_code == 200
 
 
 def test_a_form_without_its_csrf_token_is_refused_with_the_next_step(visitor):

@@ -35,7 +35,8 @@ PACKAGES = sorted(path.parent for path in PROJECT.glob("packages/*/pyproject.tom
 
 SETTINGS = set(re.findall(r"^# ([A-Z_]+)=", (PROJECT / ".env.example").read_text(), re.M))
 PROCFILE = dict(re.findall(r"^(\w+): (.+)$", (PROJECT / "Procfile").read_text(), re.M))
-COMMANDS = {name: shlex.split(command) for name, command in PROCFILE.items() if name != "release"}
+MIGRATE = shlex.split(PROCFILE.pop("release").partition(" && ")[0])
+COMMANDS = {name: shlex.split(command) for name, command in PROCFILE.items()}
 
 PRODUCTION_SETTINGS = {
     "SECRET_KEY": "jf93kd02Lqpx84mvbn27sUEwz61tyRAcgh5K-0oiYHdNPlTGFVXBJMQC",
@@ -192,19 +193,18 @@ def command_of(service):
     return [str(part) for part in service["command"]]
 
 
-@pytest.mark.parametrize("name", ["guard", "worker", "beat"])
+@pytest.mark.parametrize("name", ["guard", "deleter", "worker", "beat"])
 def test_a_service_runs_the_procfiles_command(name):
     assert command_of(OUR_SERVICES[name]) == COMMANDS[name]
 
 
-def test_a_worker_of_the_store_runs_the_procfiles_command_with_a_profile():
-    assert OUR_SERVICES["store"]["command"].replace("${STORE_WORKER:-}", "$STORE_WORKER") == PROCFILE["store"]
+def test_a_worker_of_the_store_starts_with_its_profile_and_has_time_to_end():
     assert OUR_SERVICES["store"]["profiles"] == ["store"]
     assert seconds(OUR_SERVICES["store"]["stop_grace_period"]) > 60
 
 
 def test_migrations_run_after_the_database_and_before_the_other_services():
-    assert command_of(OUR_SERVICES["migrate"]) == shlex.split(PROCFILE["release"])
+    assert command_of(OUR_SERVICES["migrate"]) == MIGRATE
     assert OUR_SERVICES["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert OUR_SERVICES["migrate"]["restart"].startswith("on-failure")
     for name in OUR_SERVICES.keys() - {"migrate"}:
@@ -230,15 +230,17 @@ def secret_files(name):
     volumes = [one for one in SERVICES[name]["volumes"] if isinstance(one, dict)]
     for one in volumes:
         assert (one["type"], one["read_only"], one["bind"]) == ("bind", True, {"create_host_path": False})
-    return {one["source"]: one["target"] for one in volumes}
+    folder = '${SECRETS_FOLDER:?run "make compose-secrets" first}'
+    assert all(one["source"].startswith(f"{folder}/") for one in volumes)
+    return {one["source"].replace(folder, "secrets"): one["target"] for one in volumes}
 
 
 def test_each_service_reads_its_secrets_from_a_file(tmp_path):
     for name in OUR_SERVICES:
-        assert secret_files(name) == {"./secrets/guardian.env": f"{dict(LAST_STAGE)['WORKDIR']}/.env"}
+        assert secret_files(name) == {"secrets/guardian.env": f"{dict(LAST_STAGE)['WORKDIR']}/.env"}
     [password] = secret_files("postgres").values()
     assert SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD_FILE"] == password
-    assert secret_files("rabbitmq") == {"./secrets/rabbitmq.conf": "/etc/rabbitmq/conf.d/20-guardian.conf"}
+    assert secret_files("rabbitmq") == {"secrets/rabbitmq.conf": "/etc/rabbitmq/conf.d/20-guardian.conf"}
     assert ignored("secrets/guardian.env")
     assert "secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
 
@@ -268,10 +270,27 @@ def test_third_party_images_have_a_version_and_a_health_check(name):
     image, _, tag = SERVICES[name]["image"].partition(":")
     assert re.match(r"\d", tag), f"{image} has the tag {tag!r}"
     assert SERVICES[name]["healthcheck"]["test"]
-    assert SERVICES[name]["restart"] == "unless-stopped"
     volumes = [one for one in SERVICES[name]["volumes"] if isinstance(one, str) and not one.startswith(".")]
     assert {volume.partition(":")[0] for volume in volumes} <= set(COMPOSE["volumes"])
     assert len([volume for volume in volumes if not volume.endswith(":ro")]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_restarts_rotates_its_log_and_has_bounded_memory(name):
+    service = SERVICES[name]
+    assert service["restart"] == ("on-failure:5" if name == "migrate" else "unless-stopped")
+    assert service["logging"] == {"driver": "local", "options": {"max-size": "10m", "max-file": "5"}}
+    assert service["mem_limit"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [("compose-spec", "docker-compose.yml"), ("github-workflows", ".github/workflows/ci.yml")],
+)
+def test_a_file_agrees_with_its_schema(schema, path):
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path]
+    checked = subprocess.run(check, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_only_the_broker_and_the_proxy_publish_ports():
@@ -279,18 +298,9 @@ def test_only_the_broker_and_the_proxy_publish_ports():
     assert SERVICES["proxy"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8080"]
 
 
-def test_the_proxy_has_its_own_configuration_only():
-    files = [one for one in SERVICES["proxy"]["volumes"] if one.startswith(".")]
-    assert files == [f"./deploy/nginx/{name}:/etc/nginx/conf.d/{name}:ro" for name in ("default.conf", "guardian.inc")]
-
-
 def test_make_run_listens_on_this_machine_only():
     with stack._listen(8000) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-
-
-def test_redis_is_persistent():
-    assert "--appendonly" in SERVICES["redis"]["command"]
 
 
 def test_the_requirements_of_a_buildpack_are_the_locks_of_the_image():
@@ -346,7 +356,7 @@ def unit(name):
     return Unit(COMMON, SYSTEMD / name)
 
 
-@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "store@", "beat"])
+@pytest.mark.parametrize("name", ["web@", "guard@", "deleter@", "worker@", "beat"])
 def test_a_unit_starts_the_procfiles_command(name):
     program, *arguments = shlex.split(unit(f"guardian-{name}.service")["Service"]["ExecStart"])
     expected = list(COMMANDS[name.rstrip("@")])
@@ -386,11 +396,6 @@ def test_a_unit_waits_for_migrations(name):
     path = f"guardian-{name}.service"
     assert unit(path)["Service"]["ExecStartPre"].endswith("manage.py migrate --check")
     assert "guardian-migrate.service" in Unit(SYSTEMD / path)["Unit"]["After"]
-
-
-def test_a_socket_unit_keeps_connections_while_the_web_process_restarts():
-    assert unit("guardian-web@.service")["Unit"]["Requires"] == "guardian-web@%i.socket"
-    assert Unit(SYSTEMD / "guardian-web@.socket")["Socket"]["ListenStream"] == "127.0.0.1:%i"
 
 
 @pytest.fixture
@@ -518,8 +523,6 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
         web = [part.replace("0.0.0.0:${PORT:-8000}", f"127.0.0.1:{port}") for part in COMMANDS["web"]]
         group = ProcessGroup(settings, directory=installed, logs=tmp_path / "log")
         for name, command in {**COMMANDS, "web": web}.items():
-            if name == "store":
-                continue  # it needs a job
             group.start(name, [program / command[0], *command[1:]])
         try:
             wait_until(lambda: group.ended() or healthcheck.problem(port) == "", seconds=60)
@@ -559,8 +562,7 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
                 while (answer := subprocess.run(ping, cwd=installed, env=settings, capture_output=True)).returncode:
                     assert time.monotonic() < deadline, answer.stdout
             assert not group.ended()
-            started = [name for name in COMMANDS if name != "store"]
-            assert {name: group.end(name, 60) for name in started} == dict.fromkeys(started, 0)
+            assert {name: group.end(name, 60) for name in COMMANDS} == dict.fromkeys(COMMANDS, 0)
             assert list((tmp_path / "celery").glob("beat-schedule*"))
         finally:
             group.stop()
@@ -570,17 +572,17 @@ def test_the_steps_of_the_image_start_a_working_guardian_behind_https(installed,
 
 
 @contextmanager
-def web_of_the_procfile(folder, settings, logs):
-    """Run the web process of the Procfile like a platform, and give a client of it."""
+def web_of_the_procfile(folder, settings, logs, command):
+    """Run a command that starts the web process of the Procfile, and give a client of it."""
     group = ProcessGroup(settings, directory=folder, logs=logs)
-    group.start("web", ["sh", "-c", f"exec {PROCFILE['web']}"])
+    group.start("web", command)
     through_the_router = {"Host": "guardian.example.org", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
     try:
         wait_until(lambda: group.ended() or healthcheck.problem(int(settings["PORT"])) == "", seconds=60)
         site = f"http://127.0.0.1:{settings['PORT']}"
         with httpx.Client(base_url=site, headers=through_the_router, trust_env=False) as client:
             yield client
-        assert not group.ended()
+        assert not group.ended(), group.log("web").read_text()
     finally:
         group.stop()
 
@@ -603,14 +605,16 @@ def test_the_procfile_works_on_a_disk_that_each_restart_empties(installed, tmp_p
             assert done.returncode == 0, done.stderr
             return done.stdout.strip()
 
-        shell(PROCFILE["release"])
-        with web_of_the_procfile(installed, settings, tmp_path / "first") as client:
+        shell(shlex.join(MIGRATE))
+        web = ["sh", "-c", f"exec {PROCFILE['web']}"]
+        with web_of_the_procfile(installed, settings, tmp_path / "first", web) as client:
             shell("python manage.py create_owner ops@example.org --operator")
             sign_in(client, shell("python manage.py login_link ops@example.org"))
             cookies = client.headers["Cookie"]
         shutil.rmtree(tmp_path / "var")
-        shell(PROCFILE["release"])
-        with web_of_the_procfile(installed, settings, tmp_path / "second") as client:
+        everything = [sys.executable, "-m", "honcho", "start", "--procfile", PROJECT / "Procfile"]
+        with web_of_the_procfile(installed, settings, tmp_path / "second", everything) as client:
+            wait_until(lambda: "No migrations to apply" in (tmp_path / "second" / "web.log").read_text())
             assert "ops@example.org" in client.get("/queues/", headers={"Cookie": cookies}).text
             assert "guardian_passes_total" in client.get("/metrics", headers=token).text
 

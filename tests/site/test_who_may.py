@@ -326,9 +326,13 @@ BY_TOKEN |= {
 }
 
 
+def reads_tokens(route: str, method: str) -> bool:
+    return route in BY_SCOPE or (route, method) in BY_TOKEN
+
+
 def expected_by_token(scope: str, route: str, method: str, by_session: str) -> str:
     """Return the statuses of VISITORS with a token of this scope; "nobody" presents an unknown token."""
-    if route not in BY_SCOPE and (route, method) not in BY_TOKEN:  # it reads no token
+    if not reads_tokens(route, method):
         return " ".join([by_session.split()[0]] * len(VISITORS))
     if route in BY_SCOPE and scope not in BY_SCOPE[route][method].split():
         return "401 " + " ".join(["403"] * (len(VISITORS) - 1))
@@ -566,6 +570,8 @@ def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
     wrong = []
     for (route, method), statuses in EXPECTED[by].items():
         for visitor, status in zip(VISITORS, map(int, statuses.split()), strict=True):
+            if by != "session" and visitor != "operator" and not reads_tokens(route, method):
+                continue  # a token says nothing here about whose it is
             got = ask(world, world.client(visitor, by), method, route).status_code
             if method != "get" and got < 400 and re.search("pulse-users/|queues/|exchanges/", route):
                 restore_broker(management, world.vhost)

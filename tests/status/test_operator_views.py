@@ -12,7 +12,7 @@ from agents.models import Sweep
 from core.leases import lease
 from queues.guard import deleter
 from queues.guard.once import run_once
-from queues.models import Pass, Queue, QueueEvent, Watch
+from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.rules.brake import released_queues
 from status import blocked_queues, trail, views
 from status.views import NAMES_SHOWN, names
@@ -77,10 +77,16 @@ def braked_queues(guarded, amqp, settings):
     assert braked() == (3, 0)
 
 
+def everything(page):
+    """Return the fields that release all queues that the page shows."""
+    return {"shown": key(page), "all": "on", "typed": re.search('id="name">([^<]+)<', page.text)[1]}
+
+
 def release(admin, address=BRAKE, *numbers):
     """Open the brake's page, select these rows or all, and release them."""
-    selected = {"queue": [str(number) for number in numbers]} if numbers else {"all": "on"}
-    return admin.post(BRAKE, {"shown": key(admin.get(address)), **selected}, follow=True)
+    page = admin.get(address)
+    selected = {"shown": key(page), "queue": [str(number) for number in numbers]} if numbers else everything(page)
+    return admin.post(BRAKE, selected, follow=True)
 
 
 def test_an_operator_releases_all_queues_and_the_next_pass_deletes_them(admin, braked_queues, guarded, management):
@@ -132,7 +138,9 @@ def test_the_brakes_page_lists_figures_and_totals(admin, guarded, pulse_user, am
 
 def test_a_total_of_unknown_figures_is_unknown(admin):
     stored_queue("queue/alice/builds", ready=12, unacknowledged=0, consumers=None, block_reason="brake")
-    assert "1 queue in all 12 unknown unknown" in words(admin.get(BRAKE))
+    uncounted = stored_queue("queue/alice/more", consumers=None, block_reason="brake")
+    QueueSample.objects.create(queue=uncounted, at=timezone.now() - timedelta(minutes=1), length=5)
+    assert "2 queues in all 12 unknown unknown" in words(admin.get(BRAKE))
 
 
 @pytest.mark.parametrize(
@@ -166,13 +174,13 @@ def test_a_long_list_of_blocked_queues_has_pages_and_is_released_as_a_whole(admi
 
 
 def test_only_the_queues_that_were_shown_are_released(admin, braked_queues, guarded, amqp, management):
-    shown = key(admin.get(BRAKE))
+    shown = everything(admin.get(BRAKE))
     for number in range(2):
         amqp.take(f"long-{number}", 11)
     for number in range(3):
         amqp.queue(f"precious-{number}", 11)
     run_once()
-    page = admin.post(BRAKE, {"shown": shown, "all": "on"}, follow=True)
+    page = admin.post(BRAKE, shown, follow=True)
     assert "You released 1 queue." in words(page)
     assert "The deletion of 2 queues is not blocked any more." in words(page)
     page = admin.post(PASS)
@@ -182,17 +190,19 @@ def test_only_the_queues_that_were_shown_are_released(admin, braked_queues, guar
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
 
 
-def test_a_confirmation_works_once_and_for_its_operator_only(client, admin, braked_queues):
-    shown = key(admin.get(BRAKE))
+def test_a_confirmation_works_once_and_for_its_operator_only(admin, braked_queues):
+    shown = everything(admin.get(BRAKE))
     admin.logout()
     admin.force_login(Owner.objects.create_superuser("others@example.org"))
-    page = admin.post(BRAKE, {"shown": shown, "all": "on"})
+    page = admin.post(BRAKE, shown)
     assert (page.status_code, "so nothing was done. This is a new preview." in words(page)) == (409, True)
     assert braked() == (3, 0)
-    shown = key(page)
-    assert admin.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 302
+    shown = everything(page)
+    assert admin.post(BRAKE, {**shown, "typed": "4 queues"}).status_code == 400
+    shown = everything(admin.get(BRAKE))
+    assert admin.post(BRAKE, shown).status_code == 302
     assert braked() == (3, 3)
-    assert admin.post(BRAKE, {"shown": shown, "all": "on"}).status_code == 409
+    assert admin.post(BRAKE, shown).status_code == 409
 
 
 @pytest.mark.parametrize("address", [BRAKE, ORPHANS, STALE])

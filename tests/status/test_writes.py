@@ -33,6 +33,7 @@ def redis_client(server, settings, monkeypatch):
     """Have Guardian use a Redis as task queue, and give a client that changes its configuration."""
     settings.CELERY_BROKER_URL, settings.CELERY_BROKER_TRANSPORT_OPTIONS = server.url, {"socket_timeout": 2}
     settings.CELERY_BROKER_TRANSPORT = None
+    monkeypatch.setenv("CELERY_BROKER_URL", server.url)  # Celery prefers it to its settings
     current_app.set_default()  # for the threads of /readyz
     for name in ("broker_url", "broker_transport", "broker_transport_options"):  # Celery has read its settings
         monkeypatch.setitem(current_app.conf, name, getattr(settings, f"CELERY_{name.upper()}"))

@@ -27,6 +27,7 @@ from queues.guard.deleter import _Run
 from rabbit import http, snapshot
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Fetch
+from tests.support.toolbox import call_after, call_before
 
 STEPS = {
     "the list": (snapshot, "take"),
@@ -48,29 +49,12 @@ CHILD_SECONDS = 60
 
 def once_after(monkeypatch, step, action):
     """Call the action once, right after this step."""
-    owner, name = (STEPS | REPLAY_STEPS)[step]
-    take = getattr(owner, name)
-
-    def take_and_act(*arguments, **options):
-        answer = take(*arguments, **options)
-        monkeypatch.setattr(owner, name, take)
-        action()
-        return answer
-
-    monkeypatch.setattr(owner, name, take_and_act)
+    call_after(monkeypatch, *(STEPS | REPLAY_STEPS)[step], action)
 
 
 def once_before(monkeypatch, step, action):
     """Call the action once, right before this step."""
-    owner, name = STEPS[step]
-    take = getattr(owner, name)
-
-    def act_and_take(*arguments, **options):
-        monkeypatch.setattr(owner, name, take)
-        action()
-        return take(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, act_and_take)
+    call_before(monkeypatch, *STEPS[step], action)
 
 
 def let_time_pass():

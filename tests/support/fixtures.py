@@ -18,6 +18,9 @@ from tests.support.toolbox import AWAY, store_strictest_settings
 from tests.support.webhooks import Webhook, make_certificate
 from tools.rabbitmq import PrivateNode
 
+QUICK_STATISTICS = {"collect_statistics_interval": "1000"}
+"""A broker's configuration: it counts consumers and lists connections after a second, not after five."""
+
 
 @pytest.fixture
 def alice(db: None) -> Owner:
@@ -100,7 +103,7 @@ def broker_proxy(guarded: str, proxy: Proxy, settings: Any) -> Proxy:
 @pytest.fixture(scope="module")
 def own_node() -> Iterator[PrivateNode]:
     """Return a node for one module, whose tests may stop it but must start it again: that takes seconds."""
-    with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1) as node:
+    with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1, config=QUICK_STATISTICS) as node:
         yield node
 
 

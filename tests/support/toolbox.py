@@ -119,6 +119,32 @@ def calling_first(place: Any, name: str, do: Callable[[], Any]) -> Iterator[None
         yield
 
 
+def call_before(monkeypatch: Any, place: Any, name: str, action: Callable[[], Any]) -> None:
+    """Call this once, right before the next call of a function."""
+    real = getattr(place, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(place, name, real)
+        action()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(place, name, call)
+
+
+def call_after(monkeypatch: Any, place: Any, name: str, action: Callable[[], Any]) -> None:
+    """Call this once, right after the next call of a function that raises no error."""
+    real = getattr(place, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        answer = real(*arguments, **options)
+        if getattr(place, name) is call:  # otherwise `call_before` has restored the function
+            monkeypatch.setattr(place, name, real)
+        action()
+        return answer
+
+    monkeypatch.setattr(place, name, call)
+
+
 def wait_until(condition: Callable[[], Any], seconds: float = 30) -> Any:
     """Poll the condition until it is true, and return its value. Fail after this many seconds."""
     deadline = time.monotonic() + seconds
