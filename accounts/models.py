@@ -210,6 +210,10 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         email = normalize_address(self.email)
         try:
             check_address(email)
+            if not (self._state.adding or self.email.isascii()) and comparable(self.email) == self.email:
+                raise ValidationError(
+                    "It is unknown which domain this means. Ask the owner, and enter the domain in its ASCII form."
+                )
             # Uniqueness is checked for the stored form only, which may be an older one.
             if self._state.adding and OTHER_ALPHABET in email and owner_with_address(email) is not None:
                 raise ValidationError("An owner with this address exists.")

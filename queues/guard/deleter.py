@@ -170,7 +170,7 @@ class _Run:
             return  # decided about another broker; the next pass takes it back
         sessions = keep_connection()
         planned_at, round_began = -PLAN_SECONDS, time.monotonic()
-        self._group.take()
+        self._begin_group()
         try:
             with deleter_threads() as threads:
                 while True:
@@ -190,9 +190,9 @@ class _Run:
                     if time.monotonic() - round_began > ROUND_SECONDS:
                         self._end_round(is_complete=False)
                         self._send()
-                        self._group.take()
-                        round_began = time.monotonic()
-            self._end_round(is_complete=may_begin)
+                        self._begin_group()
+                        planned_at, round_began = -PLAN_SECONDS, time.monotonic()
+            self._end_round(is_complete=may_begin and self._watch.cluster == self._cluster)
         finally:
             self._send()
         sessions.trim()
@@ -222,6 +222,11 @@ class _Run:
             deleted, kept = self.outcome.deleted - self._counted.deleted, self.outcome.kept - self._counted.kept
             Pass.objects.filter(pk=last.pk).update(deleted=F("deleted") + deleted, kept=F("kept") + kept)
             self._counted = replace(self.outcome)
+
+    def _begin_group(self) -> None:
+        """Begin a group of notices, with a lease of its own: that of the last one would hold its notices back."""
+        self._group = HeldLease(GROUP)
+        self._group.take()
 
     def _send(self) -> None:
         """End the group of notices, and start sending them."""

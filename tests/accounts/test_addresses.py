@@ -200,6 +200,15 @@ def test_nobody_signs_in_to_an_owner_whose_domain_is_in_doubt(db, written):
     assert get_or_create_owner(valid_address(written)) != in_doubt
 
 
+def test_an_owner_whose_domain_is_in_doubt_is_saved_with_a_corrected_address_only(db):
+    in_doubt = stored("x@straße.de")
+    in_doubt.refresh_from_db()
+    with pytest.raises(ValidationError, match="enter the domain in its ASCII form"):
+        in_doubt.clean()
+    in_doubt.email = "x@xn--strae-oqa.de"
+    in_doubt.clean()
+
+
 @pytest.mark.parametrize("last", [UNICODE, ASCII])
 def test_of_two_owners_with_one_address_the_one_who_signed_in_last_is_found(db, last):
     first_seen, now = timezone.now() - timezone.timedelta(days=1), timezone.now()

@@ -124,7 +124,7 @@ def test_a_package_has_its_licence_version_extras_and_changelog(name, build):
         metadata = email.message_from_bytes(wheel.read(path))
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra")) == EXTRAS[name]
-    assert set(metadata.get_all("Classifier")) == {"Typing :: Typed"}
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
     with tarfile.open(build(name).sdist) as archive:
         [changelog] = [member for member in archive if member.name.endswith("/CHANGELOG.md")]
         first = re.search(r"^## (\S+?)[, ]", archive.extractfile(changelog).read().decode(), re.MULTILINE)

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from core import leases
+from notifications import claims
 from notifications.models import Notification
 from queues import tasks
 from queues.guard import deleter, monitor, once
@@ -82,6 +83,7 @@ def test_one_owners_slow_queues_delay_neither_passes_nor_another_owners_deletion
     began = time.monotonic()
     wait_until(lambda: Queue.objects.get(name="queue/bob/builds").state == "gone")
     assert time.monotonic() - began < 8
+    wait_until(lambda: any(one.kind == "deletion" and one.recipient == bob.email for one in claims.claim(100)))
     assert Queue.objects.filter(state="deleting").exists()
     thread.join()
     assert Archive.objects.filter(state="kept").count() == 19
