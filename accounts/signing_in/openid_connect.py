@@ -63,11 +63,11 @@ def _exchange() -> Iterator[None]:
     """Begin the requests of a sign-in to the provider. Raises ProviderBusy."""
     if not _exchanges.acquire(blocking=False):
         raise ProviderBusy
-    try:
-        with bounded_requests.exchange():
+    with bounded_requests.exchange() as exchange:
+        try:
             yield
-    finally:
-        _exchanges.release()
+        finally:
+            exchange.call_when_idle(_exchanges.release)
 
 
 # By OpenID Connect

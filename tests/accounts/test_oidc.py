@@ -378,6 +378,27 @@ def test_a_provider_that_sends_a_byte_at_a_time_occupies_two_threads_until_the_d
     assert clients[0].post("/signin/oidc/").status_code == 503  # the threads are free: it is unreachable, not busy
 
 
+def test_a_resolver_that_hangs_occupies_two_threads_until_it_answers(settings, monkeypatch):
+    monkeypatch.setattr(bounded_requests, "SECONDS", 0.3)
+    use(settings, "http://id.example.org")
+    calls, answers = [], threading.Event()
+
+    def getaddrinfo(host, *_, **__):
+        calls.append(host)
+        answers.wait(30)
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    def is_busy():
+        return "is slow to answer" in Client().post("/signin/oidc/").text
+
+    assert [is_busy() for _ in range(4)] == [False, False, True, True]
+    assert calls == ["id.example.org"] * 2
+    answers.set()
+    wait_until(lambda: not is_busy())
+
+
 def test_a_code_that_cannot_be_mailed_is_503(client, provider, mailbox):
     mailbox.stop()
     provider.register("fourteenth", email="alice@example.org")
