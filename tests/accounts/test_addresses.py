@@ -200,6 +200,11 @@ def test_nobody_signs_in_to_an_owner_whose_domain_is_in_doubt(db, written):
     assert get_or_create_owner(valid_address(written)) != in_doubt
 
 
+def test_an_owner_whose_domain_is_forbidden_today_signs_in_by_its_ascii_form(mailbox, db):
+    owner = stored("x@♥.com")
+    assert sign_in(mailbox, "x@xn--g6h.com", "x@xn--g6h.com") == owner
+
+
 @pytest.mark.parametrize("last", [UNICODE, ASCII])
 def test_of_two_owners_with_one_address_the_one_who_signed_in_last_is_found(db, last):
     first_seen, now = timezone.now() - timezone.timedelta(days=1), timezone.now()
