@@ -217,7 +217,11 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         try:
             check_address(email)
             # Uniqueness is checked for the stored form only, which may be an older one.
-            if self._state.adding and OTHER_ALPHABET in email and owner_with_address(email) is not None:
+            if (
+                OTHER_ALPHABET in email
+                and not Owner.objects.filter(pk=self.pk, email=self.email).exists()  # the address changes
+                and owner_with_address(email, Owner.objects.exclude(pk=self.pk)) is not None
+            ):
                 raise ValidationError("An owner with this address exists.")
         except ValidationError as error:
             raise ValidationError({"email": error.messages}) from None
