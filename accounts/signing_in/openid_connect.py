@@ -148,7 +148,7 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 
     @property
     def openid_config(self) -> dict[str, Any]:
-        url = self.get_provider().server_url
+        url = self.get_provider().server_url  # type: ignore[no-untyped-call]
         expires_at, config = configurations.get(url, (0.0, {}))
         if time.monotonic() >= expires_at:
             config = self._fetch_configuration()
