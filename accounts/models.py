@@ -89,14 +89,20 @@ def comparable(stored: str) -> str:
     """Return a stored address in normal form, unless its domain had another ASCII form before.
 
     Domains were stored in Unicode, and mails went to their form by IDNA 2003. If that is another domain, as it is for
-    straße.de, it is unknown whose address was verified. So the address stays as it is and matches no other.
+    straße.de, it is unknown whose address was verified. So the address stays as it is and matches no other. A domain
+    that IDNA 2008 forbids, such as ♥.com, has its form of 2003.
     """
-    domain = stored.rpartition("@")[2]
+    local, at, domain = stored.rpartition("@")
+    if not at:
+        return normalize_address(stored)
     try:
         mailed = domain.encode("idna").decode()
     except UnicodeError:
         return stored
-    return normalize_address(stored) if mailed == ascii_domain(domain) else stored
+    current = ascii_domain(domain)
+    if current.isascii() and current != mailed:
+        return stored
+    return normalize_address(f"{local}@{mailed}")
 
 
 def owners_by_address(emails: Iterable[str], among: "models.QuerySet[Owner] | None" = None) -> "dict[str, Owner]":
@@ -215,7 +221,11 @@ class Owner(AbstractBaseUser, PermissionsMixin):
                     "It is unknown which domain this means. Ask the owner, and enter the domain in its ASCII form."
                 )
             # Uniqueness is checked for the stored form only, which may be an older one.
-            if self._state.adding and OTHER_ALPHABET in email and owner_with_address(email) is not None:
+            if (
+                OTHER_ALPHABET in email
+                and not Owner.objects.filter(pk=self.pk, email=self.email).exists()  # the address changes
+                and owner_with_address(email, Owner.objects.exclude(pk=self.pk)) is not None
+            ):
                 raise ValidationError("An owner with this address exists.")
         except ValidationError as error:
             raise ValidationError({"email": error.messages}) from None

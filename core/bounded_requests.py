@@ -52,6 +52,7 @@ class Exchange:
         self._deadline = time.monotonic() + SECONDS
         self._ended = False
         self._sockets: list[socket.socket] = []
+        self._last_run: Future[Any] | None = None
         self._lock = threading.Lock()
 
     def seconds_left(self) -> float:
@@ -63,10 +64,13 @@ class Exchange:
         return time.monotonic() >= self._deadline
 
     def run(self, action: Callable[[], T]) -> T:
-        """Return the action's result. The action runs in a thread of its own, which ends soon after the deadline.
+        """Return the action's result. The action runs in a thread of its own.
 
-        Raises Unusable at the deadline, or the action's exception.
+        That thread ends soon after the deadline, unless it waits for the resolver of host names, which has no timeout.
+        Raises Unusable at and after the deadline, or the action's exception.
         """
+        if self._ended:
+            raise Unusable(late())
         future: Future[T] = Future()
 
         def run() -> None:
@@ -76,10 +80,18 @@ class Exchange:
                 future.set_exception(error)
 
         threading.Thread(target=copy_context().run, args=(run,), name=THREAD_NAME, daemon=True).start()
+        self._last_run = future
         if not wait([future], self.seconds_left()).done:
             self.end()
             raise Unusable(late())
         return future.result()
+
+    def call_when_idle(self, action: Callable[[], object]) -> None:
+        """Call the action once the last thread has finished."""
+        if self._last_run is None:
+            action()
+        else:
+            self._last_run.add_done_callback(lambda _: action())
 
     def add_socket(self, connected: socket.socket) -> None:
         """Close this connection at the end. Raises OSError after the end."""

@@ -54,6 +54,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
         *_removed(),
         *_unknown(),
         *_secrets(),
+        *_hosts(),
         *_addresses(),
         *_task_queue(),
         *_lengths(),
@@ -104,6 +105,15 @@ def _secrets() -> Iterable[CheckMessage]:
             yield checks.Warning(
                 f"{name} is empty: no queue is guarded.", hint=f"Set it to {form}.", id="guardian.W001"
             )
+
+
+def _hosts() -> Iterable[CheckMessage]:
+    if not any(settings.ALLOWED_HOSTS) and not settings.DEBUG:
+        yield Error(
+            "ALLOWED_HOSTS has no host: each request would get a 400.",
+            hint="Add the host of GUARDIAN_BASE_URL, or leave ALLOWED_HOSTS out.",
+            id="guardian.E033",
+        )
 
 
 OF_CLUSTER = ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL")

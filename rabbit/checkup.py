@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import amqp
 
-from rabbit.addresses import split_addresses
+from rabbit.addresses import addresses_of
 from rabbit.amqp import cluster_of, new_connection
 from rabbit.names import PROBE_QUEUE
 
@@ -40,12 +40,19 @@ def server_properties(amqp_url: str) -> ServerProperties:
 
 
 def check_any(amqp_urls: str, vhost: str, seconds: float) -> None:
-    """Check a vhost like ``check_vhost`` at the first of several addresses that answers."""
-    *others, last = split_addresses(amqp_urls)
-    for url in others:
-        with suppress(OSError):
-            return check_vhost(url, vhost, seconds)
-    return check_vhost(last, vhost, seconds)
+    """Check a vhost like ``check_vhost``, at each address in turn until one works, as sessions do.
+
+    ``seconds`` are for all addresses together. Raises the error of the last one.
+    """
+    addresses = addresses_of(amqp_urls)
+    failure: Exception = OSError("no address of the broker is set for AMQP")
+    for url in addresses.in_turn():
+        try:
+            return check_vhost(url, vhost, seconds / len(addresses))
+        except (amqp.AMQPError, OSError) as error:
+            failure = error
+            addresses.move_past(url)
+    raise failure
 
 
 def check_vhost(amqp_url: str, vhost: str, seconds: float = TIMEOUT_SECONDS) -> None:

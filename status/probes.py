@@ -115,7 +115,7 @@ def _broker() -> None:
     if answer.verdict.is_wrong:
         raise ConnectionError(answer.verdict.sentence)
     if settings.RABBIT_URL:
-        checkup.check_any(settings.RABBIT_URL, settings.GUARDIAN_PULSE_VHOST, timeout)
+        checkup.check_any(broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST, timeout)
 
 
 def _message_store() -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -43,11 +44,21 @@ from core.limits import RateLimitExceeded
 log = logging.getLogger(__name__)
 
 MAX_EXCHANGES = 2
-"""How many threads of a process may wait for the provider. Anybody can start a sign-in, and a provider may be slow."""
+"""How many threads of a process may wait for the provider at the start of sign-ins, and how many at their end.
+
+Anybody can start a sign-in, and a provider may be slow.
+"""
 
 BUSY_RETRY_SECONDS = 10
 
-_exchanges = threading.BoundedSemaphore(MAX_EXCHANGES)
+CONFIGURATION_SECONDS = 300
+"""How long a process uses the provider's configuration before it fetches it again."""
+
+_starts = threading.BoundedSemaphore(MAX_EXCHANGES)
+_callbacks = threading.BoundedSemaphore(MAX_EXCHANGES)
+
+configurations: dict[str, tuple[float, dict[str, Any]]] = {}
+"""The provider's configuration by its URL, with the time of its expiry."""
 
 
 class InvalidProviderResponse(OAuth2Error):
@@ -58,16 +69,25 @@ class ProviderBusy(Exception):
     """``MAX_EXCHANGES`` threads wait for the provider already."""
 
 
+class AddressUnverified(Exception):
+    """The provider did not verify the address of the person who signs in."""
+
+    def __init__(self, claims: "Claims", next_url: str | None) -> None:
+        super().__init__()
+        self.claims = claims
+        self.next_url = next_url
+
+
 @contextmanager
-def _exchange() -> Iterator[None]:
+def _exchange(slots: threading.BoundedSemaphore) -> Iterator[None]:
     """Begin the requests of a sign-in to the provider. Raises ProviderBusy."""
-    if not _exchanges.acquire(blocking=False):
+    if not slots.acquire(blocking=False):
         raise ProviderBusy
-    try:
-        with bounded_requests.exchange():
+    with bounded_requests.exchange() as exchange:
+        try:
             yield
-    finally:
-        _exchanges.release()
+        finally:
+            exchange.call_when_idle(slots.release)
 
 
 # By OpenID Connect
@@ -128,6 +148,14 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 
     @property
     def openid_config(self) -> dict[str, Any]:
+        url = self.get_provider().server_url  # type: ignore[no-untyped-call]
+        expires_at, config = configurations.get(url, (0.0, {}))
+        if time.monotonic() >= expires_at:
+            config = self._fetch_configuration()
+            configurations[url] = time.monotonic() + CONFIGURATION_SECONDS, config
+        return config
+
+    def _fetch_configuration(self) -> dict[str, Any]:
         with _parsing("configuration"):
             config: dict[str, Any] = super().openid_config
             for name in ("issuer", "authorization_endpoint", "token_endpoint", "userinfo_endpoint"):
@@ -161,7 +189,7 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 def check_provider() -> None:
     """Fetch the provider's configuration. Raises RequestException, or OAuth2Error if it is invalid."""
     with bounded_requests.exchange():
-        _ = ProviderAdapter(HttpRequest(), PROVIDER_ID).openid_config
+        ProviderAdapter(HttpRequest(), PROVIDER_ID)._fetch_configuration()
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
@@ -179,7 +207,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         claims = sociallogin.claims
         if not sociallogin.is_existing:
             if claims.verified_address is None:
-                raise ImmediateHttpResponse(_verify_by_code(request, claims, sociallogin.get_redirect_url(request)))
+                raise AddressUnverified(claims, sociallogin.get_redirect_url(request))
             owner = get_or_create_owner(claims.verified_address)
             if owner.is_active:
                 mark_address_verified(owner)
@@ -217,7 +245,7 @@ def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse
     provider = social_adapter(request).get_provider(request, provider_id)
     provider.oauth2_adapter_class = ProviderAdapter
     try:
-        with _exchange():
+        with _exchange(_starts):
             response: HttpResponse = provider.redirect(request, process=AuthProcess.LOGIN, next_url=next_url)
     except ProviderBusy:
         return _provider_busy(request)
@@ -232,10 +260,12 @@ def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpRespo
         raise Http404("OpenID Connect is not configured")
     try:
         view: Any = OAuth2CallbackView.adapter_view(ProviderAdapter(request, provider_id))  # type: ignore[no-untyped-call]
-        with _exchange():
+        with _exchange(_callbacks):
             response: HttpResponse = view(request)
     except ProviderBusy:
         return _provider_busy(request)
+    except AddressUnverified as error:
+        return _verify_by_code(request, error.claims, error.next_url)
     except (RequestException, OAuth2Error) as error:
         return _provider_unavailable(request, error)
     return response

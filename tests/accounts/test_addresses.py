@@ -187,6 +187,16 @@ def test_saving_an_owner_in_the_admin_stores_the_form_of_today(admin, older):
     assert Owner.objects.get(pk=older.pk).email == ASCII
 
 
+def test_an_owners_address_is_not_changed_to_that_of_an_older_form(admin, older, bob):
+    """An owner who has the address already can be changed otherwise."""
+    url = f"/admin/accounts/owner/{bob.pk}/change/"
+    form = {name: value for name, value in admin.get(url).context["adminform"].form.initial.items() if value}
+    assert "An owner with this address exists" in admin.post(url, {**form, "email": ASCII}).text
+    Owner.objects.filter(pk=bob.pk).update(email=ASCII)
+    assert admin.post(url, {**form, "email": ASCII, "full_name": "Bob B."}).status_code == 302
+    assert Owner.objects.get(pk=bob.pk).full_name == "Bob B."
+
+
 def test_no_second_owner_is_created_for_an_older_form(older):
     with pytest.raises(ValidationError, match="exists"):
         Owner.objects.create_user(ASCII)
@@ -207,6 +217,11 @@ def test_an_owner_whose_domain_is_in_doubt_is_saved_with_a_corrected_address_onl
         in_doubt.clean()
     in_doubt.email = "x@xn--strae-oqa.de"
     in_doubt.clean()
+
+
+def test_an_owner_whose_domain_is_forbidden_today_signs_in_by_its_ascii_form(mailbox, db):
+    owner = stored("x@♥.com")
+    assert sign_in(mailbox, "x@xn--g6h.com", "x@xn--g6h.com") == owner
 
 
 @pytest.mark.parametrize("last", [UNICODE, ASCII])

@@ -19,6 +19,7 @@ from django.utils import timezone
 from oidc_provider_mock import run_server_in_thread
 
 from accounts.models import Owner
+from accounts.signing_in import openid_connect
 from core import bounded_requests
 from tests.accounts.test_signin import code_for, enter, is_signed_in
 from tests.support.proxy import Proxy, http_answer
@@ -31,6 +32,7 @@ ALICE = {"email": "alice@example.org", "email_verified": True, "name": "Alice Ex
 @pytest.fixture(autouse=True)
 def clear_limits(db):
     cache.clear()
+    openid_connect.configurations.clear()
 
 
 class Provider:
@@ -347,6 +349,7 @@ def test_a_malformed_answer_during_the_callback_is_503(client, running, proxied_
     """The malformed answer follows 0 to 2 good ones: configuration, token, user info."""
     url = client.post("/signin/oidc/").url
     back = requests.post(url, data={"sub": "x@example.org"}, allow_redirects=False, timeout=5).headers["Location"]
+    openid_connect.configurations.clear()
     seen = proxied_provider.requests
     forward, proxied_provider._from_client = proxied_provider._from_client, None
 
@@ -376,6 +379,46 @@ def test_a_provider_that_sends_a_byte_at_a_time_occupies_two_threads_until_the_d
         ]  # fmt: skip
         wait_until(lambda: not any(one.name == bounded_requests.THREAD_NAME for one in threading.enumerate()))
     assert clients[0].post("/signin/oidc/").status_code == 503  # the threads are free: it is unreachable, not busy
+
+
+def test_a_resolver_that_hangs_occupies_two_threads_until_it_answers(settings, monkeypatch):
+    monkeypatch.setattr(bounded_requests, "SECONDS", 0.3)
+    use(settings, "http://id.example.org")
+    calls, answers = [], threading.Event()
+
+    def getaddrinfo(host, *_, **__):
+        calls.append(host)
+        answers.wait(30)
+        raise socket.gaierror("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+    def is_busy():
+        return "is slow to answer" in Client().post("/signin/oidc/").text
+
+    assert [is_busy() for _ in range(4)] == [False, False, True, True]
+    assert calls == ["id.example.org"] * 2
+    answers.set()
+    wait_until(lambda: not is_busy())
+
+
+def test_the_configuration_is_fetched_once_in_some_minutes(client, proxied_provider):
+    for _ in range(3):
+        assert client.post("/signin/oidc/").status_code == 302
+    assert proxied_provider.requests == 1
+    url, (expires_at, config) = openid_connect.configurations.popitem()
+    openid_connect.configurations[url] = expires_at - openid_connect.CONFIGURATION_SECONDS, config
+    assert client.post("/signin/oidc/").status_code == 302
+    assert proxied_provider.requests == 2
+
+
+def test_starts_that_wait_for_the_provider_keep_no_sign_in_from_ending(client, provider):
+    provider.register("sixteenth", **ALICE)
+    url = client.post("/signin/oidc/").url
+    with openid_connect._exchange(openid_connect._starts), openid_connect._exchange(openid_connect._starts):
+        assert Client().post("/signin/oidc/").status_code == 503
+        provider.authorize(client, url, sub="sixteenth")
+    assert is_signed_in(client)
 
 
 def test_a_code_that_cannot_be_mailed_is_503(client, provider, mailbox):

@@ -22,6 +22,15 @@ def test_messages_whose_timeout_passed_in_an_outage_are_dropped():
         wait_until(lambda: [waiting.done for waiting in publisher._unsent] == [kept])
 
 
+def test_messages_cancelled_in_an_outage_are_dropped():
+    with Publisher(settings_at(AWAY)) as publisher:
+        kept, *cancelled = [
+            publisher.publish_async(*publisher.prepare(n, "orders")[:3], mandatory=False) for n in range(20)
+        ]
+        assert all(future.cancel() for future in cancelled)
+        wait_until(lambda: [waiting.done for waiting in publisher._unsent] == [kept])
+
+
 def test_messages_waiting_for_the_broker_fail_when_the_publisher_closes():
     publisher = Publisher(settings_at(AWAY))
     futures = [publisher.publish_async(*publisher.prepare(n, "orders")[:3], mandatory=False) for n in range(3)]

@@ -29,6 +29,8 @@ def reported_ids():
     ("name", "value", "id_"),
     [
         ("SECRET_KEY", "", "guardian.E001"),
+        ("ALLOWED_HOSTS", [], "guardian.E033"),  # as from a comma alone
+        ("ALLOWED_HOSTS", [""], "guardian.E033"),
         ("RABBITMQ_MANAGEMENT_URL", "rabbit:15672", "guardian.E002"),
         ("RABBITMQ_MANAGEMENT_URL", "amqp://rabbit", "guardian.E002"),
         ("RABBITMQ_MANAGEMENT_URL", "http://rabbit:port", "guardian.E002"),

@@ -1,5 +1,8 @@
 """The front page, the health checks and the admin."""
 
+import socket
+import time
+
 import pytest
 
 from accounts.models import Owner
@@ -36,6 +39,17 @@ def test_requests_are_read_as_utf_8_regardless_of_their_charset(charset):
 def test_readyz_is_200_when_database_task_queue_and_broker_answer(guarded, client):
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()) == (200, {"database": True, "task_queue": True, "broker": True})
+
+
+def test_readyz_is_200_when_the_first_node_hangs_or_refuses_the_login(guarded, client, settings):
+    good = settings.RABBIT_URL
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        settings.RABBIT_URL = f"amqp://guest:guest@127.0.0.1:{hanging.getsockname()[1]},{good}"
+        began = time.monotonic()
+        assert client.get("/readyz").json()["broker"]
+        assert time.monotonic() - began < 2
+    settings.RABBIT_URL = f"amqp://nobody:wrong@{good.rpartition('@')[2]},{good}"
+    assert client.get("/readyz").json()["broker"]
 
 
 def test_readyz_is_503_without_the_broker_and_hides_the_password(guarded, client, settings, caplog):

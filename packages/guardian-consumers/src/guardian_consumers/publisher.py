@@ -158,7 +158,7 @@ class Publisher:
         messages.
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
-        pending, link = self._enqueue(routing_key, body, properties, mandatory)
+        pending = self._enqueue(routing_key, body, properties, mandatory)
         seconds = self._settings.publish_timeout if timeout is None else timeout
         begun = time.monotonic()
         until = begun + seconds
@@ -171,8 +171,6 @@ class Publisher:
             except FutureTimeout:
                 is_late = time.monotonic() >= until
                 if (is_late or is_hopeless) and pending.done.cancel():
-                    # Otherwise cancelled messages would pile up until the broker accepts messages again.
-                    link.call(partial(self._discard_unsent, pending))
                     break
         if self.blocked:
             why = "it accepts no messages, since it runs short of memory or disk"
@@ -186,15 +184,21 @@ class Publisher:
 
         Messages of one thread are published in order. This and the future raise NotPublished.
         """
-        return self._enqueue(routing_key, body, properties, mandatory)[0].done
+        return self._enqueue(routing_key, body, properties, mandatory).done
 
-    def _enqueue(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> tuple[_PendingMessage, Link]:
+    def _enqueue(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> _PendingMessage:
         pending = _PendingMessage(self._names.exchange, routing_key, body, properties, mandatory)
         with self._start_lock:  # so that nothing is added after `_fail_unsent`
             link = self._started_link()
             self._unsent.append(pending)
         link.call(self._send_unsent)
-        return pending, link
+        pending.done.add_done_callback(partial(self._finished, link))
+        return pending
+
+    def _finished(self, link: Link, done: Future[None]) -> None:
+        if done.cancelled():
+            # Otherwise cancelled messages would pile up until the broker accepts messages again.
+            link.call(self._discard_cancelled)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Close the connection within ``timeout`` seconds. Unconfirmed messages fail; they may be published or not."""
@@ -239,10 +243,12 @@ class Publisher:
         if not blocked:
             self._send_unsent()
 
-    def _discard_unsent(self, pending: _PendingMessage) -> None:
-        """Drop a cancelled message that wasn't sent."""
-        with suppress(ValueError):  # it was sent just before
-            self._unsent.remove(pending)
+    def _discard_cancelled(self) -> None:
+        """Drop cancelled messages that weren't sent."""
+        for pending in list(self._unsent):
+            if pending.done.cancelled():
+                with suppress(ValueError):  # the publisher is being closed
+                    self._unsent.remove(pending)
 
     def _send_unsent(self) -> None:
         while self._unsent and self._can_send and not self.blocked:
