@@ -162,7 +162,8 @@ def ignored(path):
 
 @pytest.mark.parametrize(
     "path",
-    [".env", ".git/config", ".venv/bin/python", "guardian.env", "var/guardian.sqlite3", "tests/conftest.py",
+    [".env", ".git/config", ".venv/bin/python", "guardian.env", "var/guardian.sqlite3", "guardian.dump", "guardian.sql",
+     "backup.sqlite3", "tests/conftest.py",
      "tools/benchmarks/load.py", "tools/run.py", "requirements.lock", "queues/__pycache__/models.pyc"],
 )  # fmt: skip
 def test_secrets_data_and_tests_are_not_in_the_image(path):
