@@ -40,3 +40,26 @@ def test_secrets_that_exist_are_kept_and_used(tmp_path):
     assert files["postgres-password"] == "word\n"
     assert files["rabbitmq.conf"] == "default_pass = a/b\ndefault_user = guardian\n"
     assert "Fill in RABBIT_URL in secrets/guardian.env" in printed  # a/b must be encoded there
+
+
+def test_a_setting_that_is_exported_is_kept_and_not_added_again(tmp_path):
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "guardian.env").write_text("export SECRET_KEY=mine\nexport EMAIL_URL=\n")
+    printed, files = create_secrets(tmp_path)
+    assert files["guardian.env"].count("SECRET_KEY=") == 1
+    assert "Fill in EMAIL_URL in secrets/guardian.env" in printed
+
+
+def test_the_password_of_a_quoted_database_url_is_used(tmp_path):
+    (tmp_path / "secrets").mkdir()
+    url = "'postgres://guardian:word@postgres:5432/guardian'"
+    (tmp_path / "secrets" / "guardian.env").write_text(f"DATABASE_URL={url}\n")
+    assert create_secrets(tmp_path)[1]["postgres-password"] == "word\n"
+
+
+def test_the_addresses_of_the_broker_name_its_user(tmp_path):
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "rabbitmq.conf").write_text("default_user = ops\ndefault_pass = word\n")
+    settings = create_secrets(tmp_path)[1]["guardian.env"]
+    assert "RABBITMQ_MANAGEMENT_URL=http://ops:word@rabbitmq:15672\n" in settings
+    assert "RABBIT_URL=amqp://ops:word@rabbitmq:5672\n" in settings

@@ -34,7 +34,7 @@ SETTINGS = {
 
 INSTALLING = shell_lines("operators.md", "### Docker compose", "If `up` says")
 LOGS, RESTART, SCALE, CLUSTER_UP, CLUSTER_DOWN = shell_lines("operators.md", "If `up` says", "### Kubernetes")
-UPGRADING = shell_lines("operators.md", "With Docker compose, start a web process", "To roll back")
+UPGRADING = shell_lines("operators.md", "With Docker compose, fetch the new code", "To roll back")
 [BACKUP, *RESTORING] = shell_lines("operators.md", "**With Docker compose**, back up", "If you skip step 4")
 
 SLOW_SECONDS = 3
