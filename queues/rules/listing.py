@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from django.db.models import Case, Count, F, FloatField, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.expressions import Expression, OrderBy
 from django.db.models.functions import Cast, Coalesce
+from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 
@@ -55,6 +56,9 @@ NEEDS_ATTENTION = (
     | STALLED
 )
 """Queues that are not healthy: over a threshold, blocked, stalled, or with messages and no consumer."""
+
+IS_SPARED = Q(unbounded=True) | Q(exclusive=True) | Q(registered=True)
+"""Queues that are never deleted for their length, as in ``thresholds.is_spared``."""
 
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
@@ -129,7 +133,7 @@ class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no type
 
 
 def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> QuerySet[Queue]:
-    """Return the queues by state, the worst first, and in each state the furthest past or nearest to its limit.
+    """Return the queues by condition, the worst first, and the furthest past or nearest to its limit first in each.
 
     Those that need attention for another reason come before the healthy ones.
     """
@@ -192,15 +196,23 @@ def add_up(groups: Sequence[StateCount]) -> Counts:
 
 
 def _severity() -> Expression:
-    order = [Q(state=Queue.State.DELETING), Q(state=Queue.State.WARNED), NEEDS_ATTENTION, Q(state=Queue.State.OK)]
+    """Return the place of a queue's condition: critical ones first, as in ``states.condition``."""
+    over = Q(GreaterThan(LENGTH, _limit())) & ~IS_SPARED
+    blocked = ~Q(block_reason="")
+    critical = (blocked | Q(state=Queue.State.DELETING) | over) & ~Q(state=Queue.State.GONE)
+    order = [critical, Q(state=Queue.State.WARNED), NEEDS_ATTENTION, Q(state=Queue.State.OK)]
     return Case(*(When(which, then=Value(place)) for place, which in enumerate(order)), default=Value(len(order)))
 
 
 def _share() -> Expression:
-    """Return the length divided by the limit that applies, as in ``thresholds.of_queue``. No limit is below 1."""
+    """Return the length divided by the limit. No limit is below 1."""
+    return Cast(LENGTH, FloatField()) / Cast(_limit(), FloatField())
+
+
+def _limit() -> Expression:
+    """Return the deletion limit that applies, as in ``thresholds.of_queue``."""
     by_policy = policy()(QueueLoad(None), BrokerState()).max
-    limit = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
-    return Cast(LENGTH, FloatField()) / Cast(limit, FloatField())
+    return Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
 
 
 def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:

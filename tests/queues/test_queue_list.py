@@ -76,6 +76,17 @@ def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, puls
     assert names(visit()) == ["c", "d", "b", "e", "a", "f"]
 
 
+def test_what_is_critical_comes_first_whatever_its_state(visit, pulse_user):
+    make_queue("warned", pulse_user=pulse_user, ready=4_000, state="warned")
+    make_queue("blocked", pulse_user=pulse_user, ready=5_000, block_reason="brake")
+    make_queue("deleting", pulse_user=pulse_user, ready=6_000, state="deleting")
+    make_queue("over", pulse_user=pulse_user, ready=9_000)
+    make_queue("spared", pulse_user=pulse_user, ready=9_000, unbounded=True)
+    make_queue("stream", pulse_user=pulse_user, ready=None, unacknowledged=None, type="stream")
+    assert names(visit()) == ["over", "deleting", "blocked", "warned", "spared", "stream"]
+    assert names(visit(ordering="-state")) == ["spared", "stream", "warned", "blocked", "deleting", "over"]
+
+
 @pytest.mark.parametrize(
     ("ordering", "order"),
     [
