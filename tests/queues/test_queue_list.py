@@ -268,10 +268,11 @@ def test_a_refresh_returns_the_rows_of_the_same_list_without_the_page_around_it(
         assert what not in page.text
 
 
-@pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
-def test_outdated_figures_are_marked(visit, pulse_user, settings, polls, noted):
+@pytest.mark.parametrize(("poll", "age", "noted"), [(5, 50, False), (5, 70, True), (30, 80, False), (30, 100, True)])
+def test_outdated_figures_are_marked(visit, pulse_user, settings, poll, age, noted):
     make_queue(pulse_user=pulse_user)
-    since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
+    settings.GUARDIAN_POLL_SECONDS = poll
+    since = timezone.now() - timedelta(seconds=age)
     Watch.objects.update(listed_at=since)
     text = visit().text
     assert ("Guardian has not listed the queues since" in text) is noted
