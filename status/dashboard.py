@@ -135,7 +135,7 @@ def _deleted(visitor: Owner, mine: QuerySet[Queue], now: datetime, seen: Collect
         kind=QueueEvent.Kind.DELETED, at__gt=now - DELETED_SHOWN_FOR, queue__in=mine.filter(state=Queue.State.GONE)
     )
     latest = {event.queue_id: event for event in reversed(gone.exclude(pk__in=seen)[:DELETED_SHOWN])}
-    archives = Archive.objects.seen_by(visitor).filter(queue__in=latest).order_by("created")
+    archives = Archive.objects.seen_by(visitor).of_last_deletion().filter(queue__in=latest).order_by("created")
     archive_of = {archive.queue_id: archive for archive in archives}
     events = sorted(latest.values(), key=lambda event: event.at, reverse=True)
     return [Deleted(event, readable(event.queue_name), archive_of.get(event.queue_id)) for event in events]
