@@ -66,6 +66,10 @@ STATES = [(Queue.State.OK.value, "within their limits"), *Queue.State.choices[1:
 """The states to choose from. Queues within their limits may need attention, and then aren't healthy."""
 
 
+BY_STATE = {"state", "blocked", "without_consumers"}
+"""The filters that choose queues by their state."""
+
+
 class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """Filters and order of a list of queues. Queues that are gone are left out unless that state is chosen."""
 
@@ -90,6 +94,15 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if not chosen.get("ordering"):
             queryset = self.filter_ordering(queryset, "ordering", WORST_FIRST)
         return queryset
+
+    def in_any_state(self) -> QuerySet[Queue]:
+        """Return the queues, gone ones included, that all filters but those by state choose."""
+        self.form.full_clean()
+        queues: QuerySet[Queue] = self.queryset.all()
+        for name, one in self.filters.items():
+            if name not in {*BY_STATE, "ordering"}:
+                queues = one.filter(queues, self.form.cleaned_data.get(name))
+        return queues
 
     def filter_search(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
         """Return the queues with this text in their name, or in an owner's address or name."""

@@ -169,6 +169,18 @@ def test_the_list_starts_with_counts_by_state(visit, pulse_user):
     assert 'href="/queues/?state=gone">1 gone</a>' in text
 
 
+def test_the_counts_are_of_the_queues_that_a_search_finds(visit, pulse_user):
+    make_queue("builds of ios", pulse_user=pulse_user, consumers=0)
+    make_queue("old ios", pulse_user=pulse_user, state="gone")
+    make_queue("builds of linux", pulse_user=pulse_user, state="warned", consumers=0)
+    for state in ({}, {"without_consumers": "true"}):
+        text = visit(search="ios", **state).text
+        assert '">1 queue</a>' in text.replace(' aria-current="true"', "")
+        assert ">1 without consumers</a>" in text
+        assert ">1 gone</a>" in text
+        assert "over the warning threshold" not in text
+
+
 def test_a_search_counts_the_gone_queues_that_it_leaves_out(visit, pulse_user):
     make_queue(pulse_user=pulse_user)
     make_queue("builds of old", pulse_user=pulse_user, state="gone")
