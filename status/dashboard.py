@@ -122,7 +122,10 @@ def next_step(row: Row, visitor: Owner) -> Step:
     queue = row.queue
     if queue.block_reason and visitor.is_staff:
         return Step("Decide", reverse("operate_brake"))
-    if queue.state != Queue.State.DELETING and not row.spared and (row.is_filling or queue.block_reason):
+    is_deleting = queue.state == Queue.State.DELETING
+    # A higher limit calls off a deletion, unless it is for the queue's name. A request for one comes too late.
+    is_too_late = is_deleting and (queue.decided_for == Queue.DecidedFor.NAME or not visitor.is_staff)
+    if not is_too_late and not row.spared and (row.is_filling or queue.block_reason):
         if visitor.is_staff:
             return Step("Raise limit", reverse("queue_limits", args=[queue.uuid]))
         return Step("Ask for a limit", reverse("queue_limit_request", args=[queue.uuid]))

@@ -151,6 +151,16 @@ def test_an_operator_sees_alarms_an_outage_and_blocked_deletions(client, operato
         assert sentence in page
 
 
+def test_an_operator_can_raise_the_limit_of_a_queue_about_to_be_deleted_for_its_length(client, operator, visit):
+    fields = {"ready": 9_000, "state": Queue.State.DELETING}
+    new_queue("long", None, decided_for=Queue.DecidedFor.LENGTH, **fields)
+    new_queue("misnamed", None, decided_for=Queue.DecidedFor.NAME, **fields)
+    client.force_login(operator)
+    page = client.get("/").text
+    assert 'Raise limit<span class="hidden-text"> long<' in page
+    assert 'Open<span class="hidden-text"> misnamed<' in page
+
+
 def test_an_owner_sees_what_concerns_publishers(visit, pulse_user):
     new_queue("queue/alice/jobs", pulse_user)
     alarms = [["disk", node, timezone.now().isoformat()] for node in ("rabbit@a", "rabbit@b")]
