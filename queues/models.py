@@ -246,7 +246,7 @@ class ArchiveQuerySet(models.QuerySet["Archive"]):
         return self.exclude(reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF])
 
     def of_last_deletion(self) -> "ArchiveQuerySet":
-        """Return those of queues as they were deleted last: queues that are gone, not earlier ones of that name."""
+        """Return the archives of the last deletions of queues that are gone, not of earlier ones."""
         return self.of_deletions().filter(queue__state=Queue.State.GONE, created__gte=models.F("queue__first_seen"))
 
 
