@@ -22,7 +22,7 @@ from core.formatting import duration, short_rate
 from queues.models import Queue, Watch
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, growth, states, thresholds
-from queues.rules.conditions import deleted_by_guardian
+from queues.rules.conditions import deleted_by_guardian, soonest_to_fill
 from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import BY_STATE, ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
 from queues.rules.states import Condition, Level
@@ -153,6 +153,8 @@ def queues_page(request: Request) -> HttpResponse:
         return render(request, "queues/none.html", {"freshness": freshness, "pulse_users": names})
     vhosts = sorted({group.vhost for group in groups})
     filtered = QueueFilter(request.GET, mine)
+    if freshness.now:
+        filtered.soon = soonest_to_fill(mine, freshness.now)
     form = _with_choices(filtered.form, vhosts, names)
     shown = filtered.qs.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
     filters = {name: value for name, value in request.GET.items() if value and name in form.fields}

@@ -65,7 +65,6 @@ BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 STATES = [(Queue.State.OK.value, "within their limits"), *Queue.State.choices[1:]]
 """The states to choose from. Queues within their limits may need attention, and then aren't healthy."""
 
-
 BY_STATE = {"state", "blocked", "without_consumers"}
 """The filters that choose queues by their state."""
 
@@ -80,6 +79,9 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
     blocked = BooleanFilter(method="filter_blocked", label="Deletion blocked")
     ordering = ChoiceFilter(choices=ORDERINGS, method="filter_ordering", label="Order", empty_label=None)
+
+    soon: Sequence[int] = ()
+    """The primary keys of the queues that will soon be full, if the caller predicts it, for the order by state."""
 
     class Meta:
         model = Queue
@@ -122,7 +124,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if key == "name":
             return queryset.order_by(*(OrderBy(term.expression, descending=backwards) for term in BY_NAME))
         if key == "state":
-            return nearest_to_limit(queryset, reverse=backwards)
+            return nearest_to_limit(queryset, self.soon, reverse=backwards)
         if key == "growth":
             queryset = with_first_sample(queryset, timezone.now())
         by: Any = {
@@ -145,13 +147,14 @@ class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no type
         fields: list[str] = []
 
 
-def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> QuerySet[Queue]:
+def nearest_to_limit(queues: QuerySet[Queue], soon: Sequence[int] = (), *, reverse: bool = False) -> QuerySet[Queue]:
     """Return the queues by condition, the worst first, and the furthest past or nearest to its limit first in each.
 
+    ``soon`` are the primary keys of queues that will soon be full, the soonest first: they follow the critical ones.
     Those that need attention for another reason come before the healthy ones.
     """
     share = OrderBy(_share(), descending=not reverse, nulls_last=True)
-    return queues.order_by(OrderBy(_severity(), descending=reverse), share, *BY_NAME)
+    return queues.order_by(OrderBy(_severity(soon), descending=reverse), share, *BY_NAME)
 
 
 class StateCount(NamedTuple):
@@ -208,12 +211,18 @@ def add_up(groups: Sequence[StateCount]) -> Counts:
     )
 
 
-def _severity() -> Expression:
+def _severity(soon: Sequence[int]) -> Expression:
     """Return the place of a queue's condition: critical ones first, as in ``states.condition``."""
     over = Q(GreaterThan(LENGTH, _limit())) & ~IS_SPARED
     blocked = ~Q(block_reason="")
     critical = (blocked | Q(state=Queue.State.DELETING) | over) & ~Q(state=Queue.State.GONE)
-    order = [critical, Q(state=Queue.State.WARNED), NEEDS_ATTENTION, Q(state=Queue.State.OK)]
+    order = [
+        critical,
+        *(Q(pk=pk) for pk in soon),
+        Q(state=Queue.State.WARNED),
+        NEEDS_ATTENTION,
+        Q(state=Queue.State.OK),
+    ]
     return Case(*(When(which, then=Value(place)) for place, which in enumerate(order)), default=Value(len(order)))
 
 
@@ -242,11 +251,12 @@ def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
 
 
 def that_may_fill(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
-    """Return the healthy queues that may reach their limit within half an hour, by their growth in the last minutes.
+    """Return the queues that may reach their limit within half an hour, by their growth in the last minutes.
 
     Growth of two minutes that fills a queue in thirty has filled a sixteenth of it.
     """
-    long_enough = queues.filter(state=Queue.State.OK).annotate(share=_share()).filter(share__gte=1 / 16)
+    within_limit = queues.filter(state__in=[Queue.State.OK, Queue.State.WARNED])
+    long_enough = within_limit.annotate(share=_share()).filter(share__gte=1 / 16)
     grown = with_first_sample(long_enough, now).annotate(grown=LENGTH - F("first_length"))
     filling: QuerySet[Any] = grown.filter(grown__gt=0).order_by("-grown", *BY_NAME)
     return filling

@@ -87,6 +87,21 @@ def test_what_is_critical_comes_first_whatever_its_state(visit, pulse_user):
     assert names(visit(ordering="-state")) == ["spared", "stream", "warned", "blocked", "deleting", "over"]
 
 
+def test_queues_that_will_soon_be_full_come_before_those_over_their_warning_threshold(visit, pulse_user):
+    now = timezone.now()
+    make_queue("over", pulse_user=pulse_user, ready=9_000)
+    make_queue("warned", pulse_user=pulse_user, ready=7_000, state="warned")
+    make_queue("unbounded", pulse_user=pulse_user, ready=2_000, unbounded=True)
+    for name, ready, state in (("later", 1_000, "ok"), ("soon", 4_000, "warned"), ("slow", 1_000, "ok")):
+        queue = make_queue(name, pulse_user=pulse_user, ready=ready, state=state, consumers=1)
+        queue.samples.create(at=now - timedelta(seconds=100), length=ready - (10 if name == "slow" else 900))
+    page = visit()
+    assert names(page)[:4] == ["over", "soon", "later", "warned"]
+    assert page.text.count("min left") == 2
+    Watch.objects.update(listed_at=now - timedelta(hours=1))
+    assert names(visit())[:3] == ["over", "warned", "soon"]
+
+
 @pytest.mark.parametrize(
     ("ordering", "order"),
     [
