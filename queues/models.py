@@ -241,6 +241,14 @@ class ArchiveQuerySet(models.QuerySet["Archive"]):
         """Return the kept archives that this visitor may see: all for an operator, their own for an owner."""
         return visible_to(self.filter(state=Archive.State.KEPT), visitor, own_archives(visitor))
 
+    def of_deletions(self) -> "ArchiveQuerySet":
+        """Return the archives of queues that were deleted, not purged or kept."""
+        return self.exclude(reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF])
+
+    def of_last_deletion(self) -> "ArchiveQuerySet":
+        """Return the archives of the last deletions of queues that are gone, not of earlier ones."""
+        return self.of_deletions().filter(queue__state=Queue.State.GONE, created__gte=models.F("queue__first_seen"))
+
 
 class Archive(models.Model):
     """The messages of a queue that was deleted, purged or fetched to be deleted, kept for its owners for a while."""

@@ -21,7 +21,7 @@ function markTab() {
   const target = document.getElementById(location.hash.slice(1));
   const shown = target?.closest(".tabbed > section") ?? document.querySelector(".tabbed > section");
   for (const link of document.querySelectorAll('.tabs a[href^="#"]')) {
-    link.toggleAttribute("aria-current", link.hash === `#${shown?.id}`);
+    link.ariaCurrent = link.hash === `#${shown?.id}` ? "true" : null;
   }
 }
 addEventListener("hashchange", markTab);

@@ -122,7 +122,10 @@ def next_step(row: Row, visitor: Owner) -> Step:
     queue = row.queue
     if queue.block_reason and visitor.is_staff:
         return Step("Decide", reverse("operate_brake"))
-    if queue.state != Queue.State.DELETING and not row.spared and (row.is_filling or queue.block_reason):
+    is_deleting = queue.state == Queue.State.DELETING
+    # A higher limit calls off a deletion, unless it is for the queue's name. A request for one comes too late.
+    is_too_late = is_deleting and (queue.decided_for == Queue.DecidedFor.NAME or not visitor.is_staff)
+    if not is_too_late and not row.spared and (row.is_filling or queue.block_reason):
         if visitor.is_staff:
             return Step("Raise limit", reverse("queue_limits", args=[queue.uuid]))
         return Step("Ask for a limit", reverse("queue_limit_request", args=[queue.uuid]))
@@ -135,7 +138,7 @@ def _deleted(visitor: Owner, mine: QuerySet[Queue], now: datetime, seen: Collect
         kind=QueueEvent.Kind.DELETED, at__gt=now - DELETED_SHOWN_FOR, queue__in=mine.filter(state=Queue.State.GONE)
     )
     latest = {event.queue_id: event for event in reversed(gone.exclude(pk__in=seen)[:DELETED_SHOWN])}
-    archives = Archive.objects.seen_by(visitor).filter(queue__in=latest).order_by("created")
+    archives = Archive.objects.seen_by(visitor).of_last_deletion().filter(queue__in=latest).order_by("created")
     archive_of = {archive.queue_id: archive for archive in archives}
     events = sorted(latest.values(), key=lambda event: event.at, reverse=True)
     return [Deleted(event, readable(event.queue_name), archive_of.get(event.queue_id)) for event in events]

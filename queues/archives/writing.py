@@ -47,9 +47,7 @@ def confirm(removed: Removed) -> Removed:
 
 def kept_since(decided: Mapping[int, datetime]) -> dict[int, Archive]:
     """Return the kept archives of queues, by id, that were created after the decision to delete each."""
-    kept = Archive.objects.filter(queue__in=list(decided), state=Archive.State.KEPT).exclude(
-        reason__in=[Archive.Reason.PURGED, Archive.Reason.CALLED_OFF]
-    )
+    kept = Archive.objects.of_deletions().filter(queue__in=list(decided), state=Archive.State.KEPT)
     return {
         archive.queue_id: archive
         for archive in kept.order_by("id")

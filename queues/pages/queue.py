@@ -57,6 +57,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
     if not there:
         _mark_as_seen(request, events)
+    archives = Archive.objects.seen_by(request.user).filter(queue=queue)
     limit = live.limit if not queue.registered else None
     is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
     context = _now(request, queue, is_limited=is_limited)
@@ -84,7 +85,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
             "ending": None if there else ending(events),
             "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
-            "archives": Archive.objects.seen_by(request.user).filter(queue=queue)[:ARCHIVES_SHOWN],
+            "archives": archives[:ARCHIVES_SHOWN],
+            "kept": None if there else archives.of_last_deletion().first(),
             "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from django import forms
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -23,9 +22,9 @@ from core.formatting import duration, short_rate
 from queues.models import Queue, Watch
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, growth, states, thresholds
-from queues.rules.conditions import deleted_by_guardian
+from queues.rules.conditions import deleted_by_guardian, soonest_to_fill
 from queues.rules.freshness import freshness_of_list
-from queues.rules.listing import ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
+from queues.rules.listing import BY_STATE, ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
 from queues.rules.states import Condition, Level
 from queues.rules.thresholds import Thresholds
 from queues.rules.trends import Trend, trends
@@ -147,29 +146,31 @@ def queues_page(request: Request) -> HttpResponse:
     """Show the visitor's queues, to an operator all. An htmx request gets the part that refreshes."""
     mine = Queue.objects.seen_by(request.user)
     groups = count_by_state(mine)
-    counts = add_up(groups)
     freshness = freshness_of_list(Watch.objects.filter(id=1).first())
-    context = {"counts": counts, "freshness": freshness}
     pulse_users = PulseUser.objects.seen_by(request.user)
     names = list(pulse_users.values_list("username", flat=True)[: PULSE_USERS_TO_CHOOSE_FROM + 1])
     if not groups:
-        return render(request, "queues/none.html", {**context, "pulse_users": names})
+        return render(request, "queues/none.html", {"freshness": freshness, "pulse_users": names})
     vhosts = sorted({group.vhost for group in groups})
     filtered = QueueFilter(request.GET, mine)
+    if freshness.now:
+        filtered.soon = soonest_to_fill(mine, freshness.now)
     form = _with_choices(filtered.form, vhosts, names)
     shown = filtered.qs.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
+    filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
+    is_searched = bool(filters.keys() - BY_STATE - {"ordering"})
+    counts = add_up(count_by_state(filtered.in_any_state()) if is_searched else groups)
     paginator = Paginator(shown, ROWS)
-    if not set(request.GET) - {"page", "ordering"}:
-        # Without a filter the number is known. Another count would read all rows again.
+    if not filters.keys() & BY_STATE:
+        # The number is known. Another count would read all rows again.
         paginator.count = counts.total
     page = paginator.get_page(request.GET.get("page"))
     rows = rows_of(page.object_list, freshness.now)
-    filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
     return render(
         request,
         "queues/queues.html",
         {
-            **context,
+            "freshness": freshness,
             "form": form,
             "page": page,
             "query": request.GET.urlencode(),
@@ -177,20 +178,12 @@ def queues_page(request: Request) -> HttpResponse:
             "narrowings": _narrowings(counts, filters),
             "filters": filters,
             "filtered": bool(filters.keys() - {"ordering", "search"}),
-            "gone": _gone(mine, filters),
+            "gone": counts.gone if "search" in filters and filters.get("state") != Queue.State.GONE else 0,
             "rows": rows,
             "several_vhosts": len(vhosts) > 1,
             "selectable": any(row.queue.state != Queue.State.GONE for row in rows),
         },
     )
-
-
-def _gone(mine: QuerySet[Queue], filters: Mapping[str, Any]) -> int:
-    """Return the number of queues that a search would find, but are gone."""
-    if "search" not in filters or filters.get("state") == Queue.State.GONE:
-        return 0
-    found: QuerySet[Queue] = QueueFilter({**filters, "state": Queue.State.GONE}, mine).qs
-    return found.order_by().count()
 
 
 class Narrowing(NamedTuple):
@@ -211,7 +204,7 @@ def _narrowings(counts: Counts, filters: Mapping[str, Any]) -> list[Narrowing]:
         (counts.unattended, "without consumers", "without_consumers", "true"),
         (counts.gone, "gone", "state", Queue.State.GONE.value),
     )
-    kept = {name: value for name, value in filters.items() if name not in ("state", "blocked", "without_consumers")}
+    kept = {name: value for name, value in filters.items() if name not in BY_STATE}
     return [
         Narrowing(
             number,

@@ -3,15 +3,18 @@
 from collections.abc import Collection
 from datetime import datetime
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import OuterRef, QuerySet, Subquery
 
 from queues.models import Queue, QueueEvent
 from queues.rules import states, thresholds
+from queues.rules.listing import that_may_fill
 from queues.rules.states import Condition
 from queues.rules.trends import trends
 
 ENDINGS = (QueueEvent.Kind.DELETED, QueueEvent.Kind.REMOVED, QueueEvent.Kind.GONE)
 """The kinds of event after which a queue is gone."""
+
+FILLING_COMPARED = 50
 
 
 def conditions(queues: Collection[Queue], now: datetime | None) -> dict[int, Condition]:
@@ -25,6 +28,19 @@ def conditions(queues: Collection[Queue], now: datetime | None) -> dict[int, Con
         limits = thresholds.of_queue(queue)
         found[queue.pk] = states.condition(queue, limits, seconds, was_deleted=queue.pk in deleted)
     return found
+
+
+def soonest_to_fill(queues: QuerySet[Queue], now: datetime) -> list[int]:
+    """Return the primary keys of the queues that are critical because they will soon be full, the soonest first.
+
+    They are found among the fastest growing ones.
+    """
+    growing = list(that_may_fill(queues.select_related("pulse_user"), now)[:FILLING_COMPARED])
+    left = {}
+    for pk, trend in trends([queue for queue in growing if not thresholds.is_spared(queue)], now).items():
+        if trend.growth is not None and trend.growth.seconds_to_max is not None:
+            left[pk] = trend.growth.seconds_to_max
+    return [pk for pk in sorted(left, key=left.__getitem__) if left[pk] < states.CRITICAL_SECONDS]
 
 
 def deleted_by_guardian(queues: Collection[Queue]) -> set[int]:

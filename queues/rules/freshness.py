@@ -9,6 +9,8 @@ from django.utils import timezone
 from queues.models import Watch
 
 LATE_AFTER_POLLS = 3
+LATE_AFTER_SECONDS = 60
+"""A list of a large broker takes longer than several polls: the figures are late only after this time, too."""
 
 
 class Freshness(NamedTuple):
@@ -29,5 +31,5 @@ def freshness_of_list(watch: Watch | None) -> Freshness:
     if watch is None or watch.listed_at is None:
         return Freshness(None, late=True, outage=watch is not None and watch.outage_since is not None)
     since = timezone.now() - watch.listed_at
-    late = since > timedelta(seconds=LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS)
+    late = since > timedelta(seconds=max(LATE_AFTER_SECONDS, LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS))
     return Freshness(watch.listed_at, late, watch.outage_since is not None)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from django.db.models import Case, Count, F, FloatField, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.expressions import Expression, OrderBy
 from django.db.models.functions import Cast, Coalesce
+from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 
@@ -56,10 +57,16 @@ NEEDS_ATTENTION = (
 )
 """Queues that are not healthy: over a threshold, blocked, stalled, or with messages and no consumer."""
 
+IS_SPARED = Q(unbounded=True) | Q(exclusive=True) | Q(registered=True)
+"""Queues that are never deleted for their length, as in ``thresholds.is_spared``."""
+
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
 STATES = [(Queue.State.OK.value, "within their limits"), *Queue.State.choices[1:]]
 """The states to choose from. Queues within their limits may need attention, and then aren't healthy."""
+
+BY_STATE = {"state", "blocked", "without_consumers"}
+"""The filters that choose queues by their state."""
 
 
 class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
@@ -72,6 +79,9 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
     blocked = BooleanFilter(method="filter_blocked", label="Deletion blocked")
     ordering = ChoiceFilter(choices=ORDERINGS, method="filter_ordering", label="Order", empty_label=None)
+
+    soon: Sequence[int] = ()
+    """The primary keys of the queues that will soon be full, if the caller predicts it, for the order by state."""
 
     class Meta:
         model = Queue
@@ -86,6 +96,15 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if not chosen.get("ordering"):
             queryset = self.filter_ordering(queryset, "ordering", WORST_FIRST)
         return queryset
+
+    def in_any_state(self) -> QuerySet[Queue]:
+        """Return the queues, gone ones included, that all filters but those by state choose."""
+        self.form.full_clean()
+        queues: QuerySet[Queue] = self.queryset.all()
+        for name, one in self.filters.items():
+            if name not in {*BY_STATE, "ordering"}:
+                queues = one.filter(queues, self.form.cleaned_data.get(name))
+        return queues
 
     def filter_search(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
         """Return the queues with this text in their name, or in an owner's address or name."""
@@ -105,7 +124,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if key == "name":
             return queryset.order_by(*(OrderBy(term.expression, descending=backwards) for term in BY_NAME))
         if key == "state":
-            return nearest_to_limit(queryset, reverse=backwards)
+            return nearest_to_limit(queryset, self.soon, reverse=backwards)
         if key == "growth":
             queryset = with_first_sample(queryset, timezone.now())
         by: Any = {
@@ -128,13 +147,14 @@ class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no type
         fields: list[str] = []
 
 
-def nearest_to_limit(queues: QuerySet[Queue], *, reverse: bool = False) -> QuerySet[Queue]:
-    """Return the queues by state, the worst first, and in each state the furthest past or nearest to its limit.
+def nearest_to_limit(queues: QuerySet[Queue], soon: Sequence[int] = (), *, reverse: bool = False) -> QuerySet[Queue]:
+    """Return the queues by condition, the worst first, and the furthest past or nearest to its limit first in each.
 
+    ``soon`` are the primary keys of queues that will soon be full, the soonest first: they follow the critical ones.
     Those that need attention for another reason come before the healthy ones.
     """
     share = OrderBy(_share(), descending=not reverse, nulls_last=True)
-    return queues.order_by(OrderBy(_severity(), descending=reverse), share, *BY_NAME)
+    return queues.order_by(OrderBy(_severity(soon), descending=reverse), share, *BY_NAME)
 
 
 class StateCount(NamedTuple):
@@ -191,16 +211,30 @@ def add_up(groups: Sequence[StateCount]) -> Counts:
     )
 
 
-def _severity() -> Expression:
-    order = [Q(state=Queue.State.DELETING), Q(state=Queue.State.WARNED), NEEDS_ATTENTION, Q(state=Queue.State.OK)]
+def _severity(soon: Sequence[int]) -> Expression:
+    """Return the place of a queue's condition: critical ones first, as in ``states.condition``."""
+    over = Q(GreaterThan(LENGTH, _limit())) & ~IS_SPARED
+    blocked = ~Q(block_reason="")
+    critical = (blocked | Q(state=Queue.State.DELETING) | over) & ~Q(state=Queue.State.GONE)
+    order = [
+        critical,
+        *(Q(pk=pk) for pk in soon),
+        Q(state=Queue.State.WARNED),
+        NEEDS_ATTENTION,
+        Q(state=Queue.State.OK),
+    ]
     return Case(*(When(which, then=Value(place)) for place, which in enumerate(order)), default=Value(len(order)))
 
 
 def _share() -> Expression:
-    """Return the length divided by the limit that applies, as in ``thresholds.of_queue``. No limit is below 1."""
+    """Return the length divided by the limit. No limit is below 1."""
+    return Cast(LENGTH, FloatField()) / Cast(_limit(), FloatField())
+
+
+def _limit() -> Expression:
+    """Return the deletion limit that applies, as in ``thresholds.of_queue``."""
     by_policy = policy()(QueueLoad(None), BrokerState()).max
-    limit = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
-    return Cast(LENGTH, FloatField()) / Cast(limit, FloatField())
+    return Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
 
 
 def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
@@ -217,11 +251,12 @@ def with_first_sample(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
 
 
 def that_may_fill(queues: QuerySet[Queue], now: datetime) -> QuerySet[Any]:
-    """Return the healthy queues that may reach their limit within half an hour, by their growth in the last minutes.
+    """Return the queues that may reach their limit within half an hour, by their growth in the last minutes.
 
     Growth of two minutes that fills a queue in thirty has filled a sixteenth of it.
     """
-    long_enough = queues.filter(state=Queue.State.OK).annotate(share=_share()).filter(share__gte=1 / 16)
+    within_limit = queues.filter(state__in=[Queue.State.OK, Queue.State.WARNED])
+    long_enough = within_limit.annotate(share=_share()).filter(share__gte=1 / 16)
     grown = with_first_sample(long_enough, now).annotate(grown=LENGTH - F("first_length"))
     filling: QuerySet[Any] = grown.filter(grown__gt=0).order_by("-grown", *BY_NAME)
     return filling

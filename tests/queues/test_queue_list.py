@@ -76,6 +76,32 @@ def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, puls
     assert names(visit()) == ["c", "d", "b", "e", "a", "f"]
 
 
+def test_what_is_critical_comes_first_whatever_its_state(visit, pulse_user):
+    make_queue("warned", pulse_user=pulse_user, ready=4_000, state="warned")
+    make_queue("blocked", pulse_user=pulse_user, ready=5_000, block_reason="brake")
+    make_queue("deleting", pulse_user=pulse_user, ready=6_000, state="deleting")
+    make_queue("over", pulse_user=pulse_user, ready=9_000)
+    make_queue("spared", pulse_user=pulse_user, ready=9_000, unbounded=True)
+    make_queue("stream", pulse_user=pulse_user, ready=None, unacknowledged=None, type="stream")
+    assert names(visit()) == ["over", "deleting", "blocked", "warned", "spared", "stream"]
+    assert names(visit(ordering="-state")) == ["spared", "stream", "warned", "blocked", "deleting", "over"]
+
+
+def test_queues_that_will_soon_be_full_come_before_those_over_their_warning_threshold(visit, pulse_user):
+    now = timezone.now()
+    make_queue("over", pulse_user=pulse_user, ready=9_000)
+    make_queue("warned", pulse_user=pulse_user, ready=7_000, state="warned")
+    make_queue("unbounded", pulse_user=pulse_user, ready=2_000, unbounded=True)
+    for name, ready, state in (("later", 1_000, "ok"), ("soon", 4_000, "warned"), ("slow", 1_000, "ok")):
+        queue = make_queue(name, pulse_user=pulse_user, ready=ready, state=state, consumers=1)
+        queue.samples.create(at=now - timedelta(seconds=100), length=ready - (10 if name == "slow" else 900))
+    page = visit()
+    assert names(page)[:4] == ["over", "soon", "later", "warned"]
+    assert page.text.count("min left") == 2
+    Watch.objects.update(listed_at=now - timedelta(hours=1))
+    assert names(visit())[:3] == ["over", "warned", "soon"]
+
+
 @pytest.mark.parametrize(
     ("ordering", "order"),
     [
@@ -156,6 +182,18 @@ def test_the_list_starts_with_counts_by_state(visit, pulse_user):
     assert 'href="/queues/?state=deleting">1 about to be deleted</a>' in text
     assert 'href="/queues/?without_consumers=true">3 without consumers</a>' in text
     assert 'href="/queues/?state=gone">1 gone</a>' in text
+
+
+def test_the_counts_are_of_the_queues_that_a_search_finds(visit, pulse_user):
+    make_queue("builds of ios", pulse_user=pulse_user, consumers=0)
+    make_queue("old ios", pulse_user=pulse_user, state="gone")
+    make_queue("builds of linux", pulse_user=pulse_user, state="warned", consumers=0)
+    for state in ({}, {"without_consumers": "true"}):
+        text = visit(search="ios", **state).text
+        assert '">1 queue</a>' in text.replace(' aria-current="true"', "")
+        assert ">1 without consumers</a>" in text
+        assert ">1 gone</a>" in text
+        assert "over the warning threshold" not in text
 
 
 def test_a_search_counts_the_gone_queues_that_it_leaves_out(visit, pulse_user):
@@ -257,10 +295,11 @@ def test_a_refresh_returns_the_rows_of_the_same_list_without_the_page_around_it(
         assert what not in page.text
 
 
-@pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
-def test_outdated_figures_are_marked(visit, pulse_user, settings, polls, noted):
+@pytest.mark.parametrize(("poll", "age", "noted"), [(5, 50, False), (5, 70, True), (30, 80, False), (30, 100, True)])
+def test_outdated_figures_are_marked(visit, pulse_user, settings, poll, age, noted):
     make_queue(pulse_user=pulse_user)
-    since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
+    settings.GUARDIAN_POLL_SECONDS = poll
+    since = timezone.now() - timedelta(seconds=age)
     Watch.objects.update(listed_at=since)
     text = visit().text
     assert ("Guardian has not listed the queues since" in text) is noted

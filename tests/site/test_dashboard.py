@@ -100,6 +100,25 @@ def test_a_deletion_is_shown_until_its_page_was_opened(visit, pulse_user, client
     assert lost not in visit().text
 
 
+@pytest.mark.parametrize(
+    ("archive", "offered"),
+    [
+        ({}, True),
+        ({"reason": "purged"}, False),
+        ({"reason": "called_off"}, False),
+        ({"created": timezone.now() - timedelta(days=2)}, False),
+    ],
+)
+def test_only_the_archive_of_the_last_deletion_is_offered(visit, pulse_user, client, archive, offered):
+    gone = new_queue("queue/alice/lost", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
+    gone.events.create(vhost="/", queue_name=gone.name, kind="deleted", at=timezone.now())
+    store_archive(b"1", name=gone.name, queue=gone, **archive)
+    assert ("Bring back…</a>" in visit().text) is offered
+    page = client.get(f"/queues/{gone.uuid}/").text
+    assert ("is kept</strong>" in page) is offered
+    assert ("Bring the messages back…</a>" in page) is offered
+
+
 def test_events_are_those_of_own_queues(visit, pulse_user):
     mine = new_queue("queue/alice/builds", pulse_user)
     other = new_queue("queue/bob/jobs", None)
@@ -130,6 +149,16 @@ def test_an_operator_sees_alarms_an_outage_and_blocked_deletions(client, operato
         "The deletion of 1 queue is blocked until you decide.",
     ):
         assert sentence in page
+
+
+def test_an_operator_can_raise_the_limit_of_a_queue_about_to_be_deleted_for_its_length(client, operator, visit):
+    fields = {"ready": 9_000, "state": Queue.State.DELETING}
+    new_queue("long", None, decided_for=Queue.DecidedFor.LENGTH, **fields)
+    new_queue("misnamed", None, decided_for=Queue.DecidedFor.NAME, **fields)
+    client.force_login(operator)
+    page = client.get("/").text
+    assert 'Raise limit<span class="hidden-text"> long<' in page
+    assert 'Open<span class="hidden-text"> misnamed<' in page
 
 
 def test_an_owner_sees_what_concerns_publishers(visit, pulse_user):
