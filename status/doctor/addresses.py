@@ -130,7 +130,7 @@ def _cluster_over_amqp(url: str) -> str:
 
 
 def _refused(url: str, vhost: str) -> str:
-    """Return why Guardian can't declare or delete a queue in a vhost; empty: it can."""
+    """Return why Guardian can't declare or delete a queue in a vhost, or "" if it can."""
     try:
         checkup.check_vhost(url, vhost)
     except amqp.AMQPError as error:

@@ -17,7 +17,7 @@ from queues.rules import brake
 from queues.rules.brake import groups_to_block
 from rabbit.errors import Refused
 from rabbit.management import Management
-from tests.support.toolbox import Killed, braked, in_parallel, queue_names
+from tests.support.toolbox import Killed, brake_counts, in_parallel, queue_names
 
 
 def other_notifications():
@@ -59,7 +59,7 @@ def test_a_release_lets_the_next_pass_delete_the_named_queues_and_is_used_up(rel
     amqp.channel.queue_purge("long-0")
     report = once.run_once()
     assert (report.deleted, report.brake_held) == (2, False)
-    assert braked() == (0, 0)
+    assert brake_counts() == (0, 0)
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
     assert once.run_once().brake_held
@@ -72,13 +72,13 @@ def test_the_brake_limits_other_queues_during_a_release(released, amqp, others, 
         amqp.queue(f"more-{number}", 11)
     report = once.run_once()
     assert (report.deleted, report.brake_held) == (deleted, is_held)
-    assert braked() == (others if is_held else 0, 0)
+    assert brake_counts() == (others if is_held else 0, 0)
     assert other_notifications() == ["brake"] * (1 + is_held)
 
 
 def test_a_release_is_valid_for_ten_minutes(released):
     Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
-    assert braked() == (3, 0)
+    assert brake_counts() == (3, 0)
     assert once.run_once().brake_held
 
 
@@ -98,7 +98,7 @@ def test_a_release_survives_a_killed_pass(released, monkeypatch, step):
         patch.setattr(*((persistence, "_update_watch", kill) if step == "the decision" else (_Run, "carry_out", kill)))
         with pytest.raises(Killed):
             once.run_once()
-    assert braked() == ((3, 3) if step == "the decision" else (0, 0))
+    assert brake_counts() == ((3, 3) if step == "the decision" else (0, 0))
     report = once.run_once()
     assert (report.deleted, report.brake_held) == (3, False)
     assert other_notifications() == ["brake"]
@@ -115,7 +115,7 @@ def test_a_release_given_during_a_pass_applies_to_the_next_one(blocked, operator
     with monkeypatch.context() as patch:
         patch.setattr(persistence, "_update_watch", release_another)
         assert once.run_once().deleted == 1
-    assert braked() == (2, 2)
+    assert brake_counts() == (2, 2)
     assert once.run_once().deleted == 2
 
 
@@ -131,15 +131,15 @@ def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(blocked, amqp,
         report = once.run_once()
         assert (report.deleted, report.pending, report.brake_held) == (3, 1, False)
     assert once.run_once().deleted == 1
-    assert braked() == (0, 0)
+    assert brake_counts() == (0, 0)
 
 
 def test_without_a_blocked_deletion_there_is_nothing_to_release(guarded, amqp, operator):
-    assert braked() == (0, 0)
+    assert brake_counts() == (0, 0)
     amqp.queue("short", 1)
     once.run_once()
     brake.release_brake(operator, [(guarded, "short")])
-    assert braked() == (0, 0)
+    assert brake_counts() == (0, 0)
     assert not AuditEntry.objects.filter(event="released the brake").exists()
 
 
@@ -155,7 +155,7 @@ def test_a_shrunken_list_does_not_lift_the_brake(blocked, operator, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(Management, "list_queues", lambda *_: [])
         assert not once.run_once().brake_held
-    assert (Watch.objects.get().brake_since, braked()) == (since, (3, 3))
+    assert (Watch.objects.get().brake_since, brake_counts()) == (since, (3, 3))
     Watch.objects.update(**brake.NO_RELEASE)
     assert once.run_once().brake_held
     assert other_notifications().count("brake") == 1
@@ -208,7 +208,7 @@ def test_a_new_queue_of_a_blocked_owner_is_blocked_too(
     amqp.queue("queue/bob/runaway", 11)
     assert once.run_once().deleted == 1
     assert "queue/alice/another" in queue_names(management, guarded)
-    assert braked() == (4, 0)
+    assert brake_counts() == (4, 0)
     assert other_notifications() == ["brake"]
 
 
@@ -221,7 +221,7 @@ def test_operators_are_notified_of_each_owner_who_exceeds_the_brake(
             amqp.queue(f"queue/{owner}/{number}", 11)
         assert once.run_once().brake_held
     assert other_notifications() == ["brake", "brake"]
-    assert braked() == (6, 0)
+    assert brake_counts() == (6, 0)
 
 
 # Blocked until an operator decides
@@ -241,9 +241,9 @@ def test_a_queue_stays_blocked_when_few_are_left(blocked):
 def test_a_blocked_queue_that_dips_below_its_limit_stays_blocked_until_it_is_back_to_normal(blocked, amqp):
     amqp.take("long-0", 2)
     report = once.run_once()
-    assert (report.deleted, braked()) == (0, (2, 0))
+    assert (report.deleted, brake_counts()) == (0, (2, 0))
     amqp.publish("long-0", 2)
-    assert (once.run_once().deleted, braked()) == (0, (3, 0))
+    assert (once.run_once().deleted, brake_counts()) == (0, (3, 0))
     assert other_notifications() == ["brake"]
     amqp.take("long-0", 7)
     once.run_once()
@@ -263,7 +263,7 @@ def test_two_releases_add_up_and_each_queue_is_released_once(blocked, operator):
     other = Owner.objects.create_superuser("other@example.org")
     assert brake.release_brake(operator, long_queues(blocked, 2)) == brake.Release(2, 0, "", 0)
     assert brake.release_brake(other, long_queues(blocked)) == brake.Release(1, 2, "ops@example.org", 0)
-    assert braked() == (3, 3)
+    assert brake_counts() == (3, 3)
     assert once.run_once().deleted == 3
     released = AuditEntry.objects.filter(event="released the brake").order_by("id")
     assert [(entry.actor, entry.additional_data["queues"]) for entry in released] == [(operator, 2), (other, 1)]
@@ -284,7 +284,7 @@ def test_a_queue_released_by_one_operator_and_spared_by_another_stays(blocked, o
     single.set_limits(Queue.objects.get(name="long-0"), other, **limits)
     assert once.run_once().deleted == 2
     assert queue_names(management, blocked) == {"long-0"}
-    assert braked() == (0, 0)
+    assert brake_counts() == (0, 0)
 
 
 def test_one_operator_releases_while_another_spares(blocked, operator, management):
@@ -324,7 +324,7 @@ def test_a_lowered_limit_that_is_raised_again_blocks_nothing(earlier, settings):
     for limit in (7, 10):
         settings.GUARDIAN_MAX_QUEUE_LENGTH = limit
         once.run_once()
-    assert (block_reasons(), braked()) == ({}, (0, 0))
+    assert (block_reasons(), brake_counts()) == ({}, (0, 0))
 
 
 def test_the_old_limit_counts_with_a_queues_own_and_its_pulse_users_limits(guarded, pulse_user, amqp, settings):

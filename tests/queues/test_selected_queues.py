@@ -8,7 +8,7 @@ from queues.actions.selected import MAX_SELECTED
 from queues.guard.once import run_once
 from queues.models import Archive, Queue, Watch
 from tests.support.api import Program
-from tests.support.toolbox import braked, queue_names, stored_queue
+from tests.support.toolbox import brake_counts, queue_names, stored_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -105,10 +105,10 @@ def test_operators_release_blocked_queues_through_the_api(pulse_user, operator):
     asked = program.post("queues/selected/release/", body)
     assert asked.status_code == 409
     assert "This deletes 1 queue with 3 messages." in asked.json()["detail"]
-    assert braked() == (0, 0)
+    assert brake_counts() == (0, 0)
     done = program.post("queues/selected/release/", {**body, "confirm": asked.json()["confirm"]}).json()
     assert (done["done"], [one["uuid"] for one in done["failed"]]) == (body["uuids"][:1], body["uuids"][1:])
-    assert (braked(), Watch.objects.get().released_by) == ((0, 1), operator.email)
+    assert (brake_counts(), Watch.objects.get().released_by) == ((0, 1), operator.email)
 
 
 def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, as_alice, management, vhost):

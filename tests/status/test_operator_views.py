@@ -17,7 +17,7 @@ from queues.rules.brake import released_queues
 from status import blocked_queues, trail, views
 from status.views import NAMES_SHOWN, names
 from tests.support.agents import lose_registrations
-from tests.support.toolbox import AWAY, braked, queue_names, stored_queue
+from tests.support.toolbox import AWAY, brake_counts, queue_names, stored_queue
 
 PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{action}/" for action in ("pass", "brake", "orphans", "stale"))
 
@@ -74,7 +74,7 @@ def braked_queues(guarded, amqp, settings):
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
     run_once()
-    assert braked() == (3, 0)
+    assert brake_counts() == (3, 0)
 
 
 def everything(page):
@@ -121,7 +121,7 @@ def test_a_release_without_a_selected_queue_is_400_and_an_expired_one_409(admin,
     assert admin.post(BRAKE, {"shown": key(page), "queue": ["3", "-1", "x", "\u00b2"]}).status_code == 400
     monkeypatch.setattr(views, "PREVIEW_SECONDS", 0)
     assert release(admin).status_code == 409
-    assert braked() == (3, 0)
+    assert brake_counts() == (3, 0)
 
 
 def test_the_brakes_page_lists_figures_and_totals(admin, guarded, pulse_user, amqp, settings):
@@ -196,12 +196,12 @@ def test_a_confirmation_works_once_and_for_its_operator_only(admin, braked_queue
     admin.force_login(Owner.objects.create_superuser("others@example.org"))
     page = admin.post(BRAKE, shown)
     assert (page.status_code, "so nothing was done. This is a new preview." in words(page)) == (409, True)
-    assert braked() == (3, 0)
+    assert brake_counts() == (3, 0)
     shown = everything(page)
     assert admin.post(BRAKE, {**shown, "typed": "4 queues"}).status_code == 400
     shown = everything(admin.get(BRAKE))
     assert admin.post(BRAKE, shown).status_code == 302
-    assert braked() == (3, 3)
+    assert brake_counts() == (3, 3)
     assert admin.post(BRAKE, shown).status_code == 409
 
 
@@ -210,7 +210,7 @@ def test_a_confirmation_works_once_and_for_its_operator_only(admin, braked_queue
 def test_an_unknown_confirmation_is_409(admin, braked_queues, address, shown):
     page = admin.post(address, {"shown": shown, "force": "on"})
     assert (page.status_code, "The preview has expired" in words(page)) == (409, True)
-    assert (braked(), Sweep.objects.count()) == ((3, 0), 0)
+    assert (brake_counts(), Sweep.objects.count()) == ((3, 0), 0)
 
 
 # Clean-ups

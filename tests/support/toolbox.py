@@ -299,7 +299,7 @@ def sent(recipient: str) -> list[str]:
     return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
 
 
-def braked() -> tuple[int, int]:
+def brake_counts() -> tuple[int, int]:
     """Return how many queues the brake blocks, and for how many an operator released it."""
     watch = Watch.objects.get()
     return watch.blocked, released(watch, timezone.now())
