@@ -17,7 +17,7 @@ HELP = {
     "queues": "owners/#your-queues",
     "exchanges": "owners/#your-queues",
     "archives": "archives/",
-    "subscriptions": "agents/",
+    "agents": "agents/",
     "message-store": "message-store/",
     "tokens": "owners/#the-rest-api",
     "settings": "owners/#notifications",
@@ -79,7 +79,7 @@ def _groups(request: HttpRequest, section: str) -> list[Group]:
             "",
             [
                 _entry("pulse-users", "Pulse users", "pulse_users"),
-                _entry("subscriptions", "Agents", "subscriptions"),
+                _entry("agents", "Agents", "agents"),
                 *applications,
             ],
         ),

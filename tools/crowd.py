@@ -18,7 +18,7 @@ import httpx
 from tools.load import ANSWER_SECONDS, Client, Failed, LoadThread, Request
 from tools.mail import MailCatcher
 
-PAGES = ("/", "/queues/", "/pulse-users/", "/subscriptions/", "/exchanges/", "/tokens/", "/settings/")
+PAGES = ("/", "/queues/", "/pulse-users/", "/agents/", "/exchanges/", "/tokens/", "/settings/")
 TYPES = ("order", "resource", "user_role")
 """The object types of events."""
 

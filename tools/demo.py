@@ -406,7 +406,7 @@ def an_agent_subscribes(demo: Demo) -> None:
     logging.getLogger("stomp.py").setLevel(logging.WARNING)  # it logs each step of connecting
     token = demo.api.headers["Authorization"].removeprefix("Token ")
     with StompReader(url, vhost=vhost, login=login, passcode=token, queue_name=name) as reader:
-        page = f"{demo.stack.base_url}/subscriptions/"
+        page = f"{demo.stack.base_url}/agents/"
         demo.expect(
             f"Signed in, {OWNER} sees the agent and its queue on {page}",
             lambda: all(text in demo.read(page) for text in ("demo-agent", name)),

@@ -92,7 +92,7 @@ class Agent(NamedTuple):
 
 @signed_in
 @require_safe
-def subscriptions_page(request: Request) -> HttpResponse:
+def agents_page(request: Request) -> HttpResponse:
     """List the visitor's agents with their subscriptions; for operators, all agents."""
     search = request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
     page = Paginator(_entries(request.user, search), AGENTS_PER_PAGE).get_page(request.GET.get("page"))
@@ -103,7 +103,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
     offerings = list(Offering.objects.subscribed_by(request.user)[: OFFERINGS_SHOWN + 1])
     return render(
         request,
-        "subscriptions/subscriptions.html",
+        "agents/agents.html",
         {
             **_connecting(agents),
             "page": page,
@@ -370,7 +370,7 @@ def _remove(
             )
         else:
             messages.success(request, f"The {kind} {name} was removed, with its queues and logins.")
-        return redirect("subscriptions")
+        return redirect("agents")
     types: list[str] = []
     if isinstance(row, EventSubscription):
         types = _observed_types(row)
@@ -381,7 +381,7 @@ def _remove(
     effect = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
     return render(
         request,
-        "subscriptions/remove.html",
+        "agents/remove.html",
         {
             "kind": kind,
             "row": row,

@@ -253,7 +253,7 @@ def test_the_page_of_a_registered_queue_names_the_agents_owner(alice, operator, 
     client.force_login(Owner.objects.get(email=visitor))
     text = page_of(agents_queue(alice), client)
     assert "registered by an agent of alice@example.org" in text
-    assert 'href="/subscriptions/"' in text
+    assert 'href="/agents/"' in text
     assert "its agent doesn't keep up" in text.replace("&#x27;", "'")
     assert "at most 10,000 messages" in text
     assert ("Delete…" in text) is (visitor == "ops@example.org")

@@ -23,7 +23,7 @@ PAGES = {
     "/exchanges/delete/?name=exchange/alice/a": 503,
     "/pulse-users/alice/": 200,
     "/pulse-users/alice/delete/": 503,
-    "/subscriptions/": 200,
+    "/agents/": 200,
     "/admin/": 200,
     "/admin/operate/orphans/": 503,
     "/api/queues/{uuid}/live/": 200,

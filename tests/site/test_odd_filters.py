@@ -18,7 +18,7 @@ PAGES = {
     "/exchanges/": ["name", "page"],
     "/owners/": ["search", "page"],
     "/pulse-users/": ["search", "page", "adopt"],
-    "/subscriptions/": ["search", "page"],
+    "/agents/": ["search", "page"],
     "/vouching/": ["page"],
     "/tokens/": ["page"],
     "/message-store/": ["search", "application", "queue", "page"],

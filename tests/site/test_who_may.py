@@ -121,13 +121,14 @@ post                302 404 302 302 404 302 -       archives/<uuid:uuid>/replays
 get                 302 200 200 200 200 200 -       exchanges/
 get                 302 404 200 200 404 200 -       exchanges/delete/
 post                302 404 302 302 404 302 -       exchanges/delete/
-get                 302 200 200 200 200 200 -       subscriptions/
-get                 302 404 200 404 404 200 -       subscriptions/<uuid:uuid>/remove/
-post                302 404 302 404 404 302 -       subscriptions/<uuid:uuid>/remove/
-get                 302 404 200 404 404 200 -       subscriptions/agents/<uuid:uuid>/remove/
-post                302 404 302 404 404 302 -       subscriptions/agents/<uuid:uuid>/remove/
-get                 302 404 200 404 404 200 -       subscriptions/consumers/<uuid:uuid>/remove/
-post                302 404 302 404 404 302 -       subscriptions/consumers/<uuid:uuid>/remove/
+get                 302 200 200 200 200 200 -       agents/
+get                 302 302 302 302 302 302 -       subscriptions/
+get                 302 404 200 404 404 200 -       agents/subscriptions/<uuid:uuid>/remove/
+post                302 404 302 404 404 302 -       agents/subscriptions/<uuid:uuid>/remove/
+get                 302 404 200 404 404 200 -       agents/<uuid:uuid>/remove/
+post                302 404 302 404 404 302 -       agents/<uuid:uuid>/remove/
+get                 302 404 200 404 404 200 -       agents/consumers/<uuid:uuid>/remove/
+post                302 404 302 404 404 302 -       agents/consumers/<uuid:uuid>/remove/
 get,post            302 200 200 200 200 200 -       settings/
 post                302 404 302 404 404 404 -       settings/channels/<uuid:uuid>/test/
 get                 302 404 200 404 404 404 -       settings/channels/<uuid:uuid>/delete/
@@ -359,9 +360,9 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("pulse-users/<pulse_user:username>/delete/", "post"): {"name": PULSE_USER},
     ("pulse-users/<pulse_user:username>/owners/", "post"): {"email": "operator@example.org"},
     ("invitations/<uuid:uuid>/", "post"): {"accept": "1"},
-    ("subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},
-    ("subscriptions/agents/<uuid:uuid>/remove/", "post"): {"typed": "cellar"},
-    ("subscriptions/consumers/<uuid:uuid>/remove/", "post"): {"typed": "consumer_1"},
+    ("agents/subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},
+    ("agents/<uuid:uuid>/remove/", "post"): {"typed": "cellar"},
+    ("agents/consumers/<uuid:uuid>/remove/", "post"): {"typed": "consumer_1"},
     ("tokens/", "post"): {"name": "another", "days": 7},
     ("vouching/", "post"): {"reason": "I build things"},
     ("api/pulse-users/", "post"): {"username": NEW_PULSE_USER},
@@ -506,8 +507,8 @@ class World:
         for part, thing in (
             ("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"]),
             ("pulse-users/", self.people["co-owner"]), ("invitations/", self.invitation),
-            ("subscriptions/", self.subscription), ("subscriptions/agents/", self.identity),
-            ("subscriptions/consumers/", self.consumer),
+            ("agents/subscriptions/", self.subscription), ("agents/<", self.identity),
+            ("agents/consumers/", self.consumer),
             ("archives/", self.archive), ("agent-services/", self.service), ("agent-processors/", self.processor),
             ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
             ("event-consumers/", self.consumer),
