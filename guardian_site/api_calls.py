@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -80,19 +80,31 @@ class Call:
         return " ".join([*words, shlex.quote(base_url.rstrip("/") + path), *self.data])
 
 
+class Resource(NamedTuple):
+    """The calls of one tag, and the objects that they send or answer, by name."""
+
+    calls: list[Call]
+    objects: dict[str, list[Field]]
+
+
 class Reference:
-    """The calls by tag, and the objects that they send or answer, by name."""
+    """The resources of the API by tag."""
 
     def __init__(self, schema: Schema) -> None:
         self._components: Schema = schema["components"]["schemas"]
         self._linked: list[str] = []
-        self.calls: dict[str, list[Call]] = {}
-        for path, operations in schema["paths"].items():
-            for method, operation in operations.items():
-                self.calls.setdefault(operation["tags"][0], []).append(self._call(method, path, operation))
+        operations: dict[str, list[tuple[str, str, Schema]]] = {}
+        for path, methods in schema["paths"].items():
+            for method, operation in methods.items():
+                operations.setdefault(operation["tags"][0], []).append((method, path, operation))
+        self.resources = {tag: self._resource(of_tag) for tag, of_tag in sorted(operations.items())}
+
+    def _resource(self, operations: list[tuple[str, str, Schema]]) -> Resource:
+        self._linked = []
+        calls = [self._call(*operation) for operation in operations]
         # Fields of objects link to further objects, which are appended while the list is read.
         objects = {name: list(self._fields(self._components[name])) for name in self._linked}
-        self.objects = dict(sorted(objects.items()))
+        return Resource(calls, dict(sorted(objects.items())))
 
     def _call(self, method: str, path: str, operation: Schema) -> Call:
         parameters = [

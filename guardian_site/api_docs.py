@@ -1,10 +1,10 @@
-"""The REST API's schema as a file, and as a page."""
+"""The REST API's schema as a file, and as pages."""
 
 from functools import cache
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
@@ -56,13 +56,20 @@ def reference() -> Reference:
     return Reference(schema())
 
 
+@require_safe
+def start(request: HttpRequest) -> HttpResponse:
+    """Show how to call the API, and its resources. The pages contain no secret, so everybody may read them."""
+    return render(request, "api/start.html", {"resources": reference().resources})
+
+
 @gzip_page
 @require_safe
-def page(request: HttpRequest) -> HttpResponse:
-    """Show every call, and let the reader try it. The page contains no secret, so everybody may read it."""
-    base_url = settings.GUARDIAN_BASE_URL
-    tags = [
-        {"name": name, "calls": [(call, call.curl(base_url)) for call in calls]}
-        for name, calls in reference().calls.items()
-    ]
-    return render(request, "api/docs.html", {"tags": tags, "objects": reference().objects})
+def resource(request: HttpRequest, tag: str) -> HttpResponse:
+    """Show each call of a resource, and let the reader try it."""
+    found = reference().resources.get(tag)
+    if found is None:
+        raise Http404
+    calls = [(call, call.curl(settings.GUARDIAN_BASE_URL)) for call in found.calls]
+    can_be_tried = any(call.can_be_tried for call in found.calls)
+    shown = {"name": tag, "calls": calls, "objects": found.objects, "can_be_tried": can_be_tried}
+    return render(request, "api/resource.html", shown)

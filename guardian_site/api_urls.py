@@ -41,6 +41,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("settings/", api.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
     path("version/", version.Version.as_view()),
     path("schema/", api_docs.SchemaView.as_view(), name="api-schema"),
-    path("docs/", api_docs.page, name="api-docs"),
+    path("docs/", api_docs.start, name="api-docs"),
+    path("docs/<str:tag>/", api_docs.resource, name="api-docs-resource"),
     re_path(r"^", UnknownAddress.as_view()),  # any other path, including line breaks, with or without a trailing slash
 ]

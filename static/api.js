@@ -7,7 +7,7 @@ for (const form of document.querySelectorAll("form[data-method]")) {
     send(form);
   });
 }
-document.getElementById("try").hidden = false;
+document.getElementById("try")?.removeAttribute("hidden");
 
 addEventListener("hashchange", open);
 open();

@@ -335,7 +335,7 @@ def requests_of(draw: Any, found: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 PLACEHOLDER = re.compile(r"<[^>]+>")
-ROUTES = [route for route in routes() if "^" not in route and route != "api/docs/"]
+ROUTES = [route for route in routes() if "^" not in route and not route.startswith("api/docs/")]
 
 
 @pytest.mark.parametrize("under", ["api/", "v1/"])

@@ -23,7 +23,8 @@ SCHEMA = schemathesis.openapi.from_wsgi("/api/schema/", application, headers={"A
 ALL_OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
 OPERATIONS = [operation for operation in ALL_OPERATIONS if operation.path.startswith("/api/")]
 """The operations of the REST API, without those of the message store."""
-CALLS = [call for calls in api_docs.reference().calls.values() for call in calls]
+RESOURCES = api_docs.reference().resources
+CALLS = [call for resource in RESOURCES.values() for call in resource.calls]
 
 
 def test_the_schema_is_generated_without_warnings(tmp_path):
@@ -34,7 +35,7 @@ def test_the_schema_is_generated_without_warnings(tmp_path):
 def test_the_schema_has_every_endpoint():
     described = {re.sub(r"^/api/", "", operation.path) for operation in OPERATIONS}
     mounted = {re.sub(r"<str:(\w+)>", r"{\1}", str(pattern.pattern)) for pattern in urlpatterns}
-    assert mounted - described == {"schema/", "docs/", "^"}
+    assert mounted - described == {"schema/", "docs/", "docs/{tag}/", "^"}
     assert described <= mounted
 
 
@@ -95,8 +96,9 @@ def test_endpoints_with_a_body_document_411():
 
 
 @pytest.mark.django_db
-def test_links_of_the_docs_page_lead_to_objects_on_it(client):
-    page = client.get("/api/docs/").text
+@pytest.mark.parametrize("tag", RESOURCES)
+def test_links_of_a_resource_lead_to_objects_on_its_page(client, tag):
+    page = client.get(f"/api/docs/{tag}/").text
     anchors = re.findall(r' id="([^"]+)"', page)
     assert len(anchors) == len(set(anchors))
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(anchors)
@@ -157,9 +159,9 @@ def test_a_call_says_which_tokens_may_send_it():
     )
 
 
-def opened(page, name):
-    """Open the docs page at a call, and return the call."""
-    page.goto(f"/api/docs/#{name}")
+def opened(page, tag, name):
+    """Open the docs of a resource at a call, and return the call."""
+    page.goto(f"/api/docs/{tag}/#{name}")
     return page.locator(f"details#{name}")
 
 
@@ -168,7 +170,7 @@ def test_a_reader_tries_a_call_with_the_session(page):
     """The fixture ``page`` fails the test at a violation of the content security policy."""
     owner = Owner.objects.create_user("alice@example.org")
     sign_in(page, owner)
-    call = opened(page, "vouching_ask")
+    call = opened(page, "vouching", "vouching_ask")
     call.get_by_label("Body, JSON").fill('{"reason": "I build things"}')
     call.get_by_role("button", name="Send POST").click()
     expect(call.get_by_role("status")).to_contain_text("204 No Content")
@@ -182,14 +184,15 @@ def test_a_reader_tries_a_call_with_a_token_that_is_stored_nowhere(page):
     _, key = create_token(owner, "a program", scope="all")
     sent = []
     page.on("request", lambda request: sent.append(request))
-    call = opened(page, "tokens_retrieve")
+    call = opened(page, "tokens", "tokens_retrieve")
     page.get_by_label("Token", exact=True).fill(key)
     call.get_by_label("uuid").fill("no such token")
     call.get_by_role("button", name="Send GET").click()
     expect(call.get_by_role("status")).to_contain_text("403")
     assert sent[-1].url.endswith("/api/tokens/no%20such%20token/")
     assert sent[-1].headers["authorization"] == f"Token {key}"
-    call = opened(page, "queues_list")
+    call = opened(page, "queues", "queues_list")
+    page.get_by_label("Token", exact=True).fill(key)
     call.get_by_label("page_size").fill("5")
     call.get_by_role("button", name="Send GET").click()
     expect(call.get_by_role("status")).to_contain_text("X-Result-Count: 0")

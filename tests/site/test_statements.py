@@ -33,7 +33,7 @@ ROWS = (2, 8, 11)
 """The numbers of rows with which the pages are compared."""
 
 MODELS = list(admin.site._registry)
-GENERATED = ("api/schema/", "api/docs/")
+GENERATED = ("api/schema/", "api/docs/", "api/docs/<str:tag>/")
 
 
 def copied(row, **fields):

@@ -217,6 +217,7 @@ def addresses_of_pages() -> dict[str, str]:
         "owners": "/owners/",
         "vouching": "/vouching/",
         "API": "/api/docs/",
+        "API, a resource": "/api/docs/queues/",
         "help": "/help/",
         "help, owners": "/help/owners/",
         "help, settings": "/help/settings/",

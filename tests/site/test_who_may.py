@@ -242,6 +242,7 @@ get                 401 404 200 404 404 200 any     api/event-subscription-queue
 delete              401 404 204 404 404 204 any     api/event-subscription-queues/<str:uuid>/
 get                 200 200 200 200 200 200 -       api/schema/
 get                 200 200 200 200 200 200 -       api/docs/
+get                 200 200 200 200 200 200 -       api/docs/<str:tag>/
 get                 200 200 200 200 200 200 -       help/
 get                 200 200 200 200 200 200 -       help/<slug:name>/
 get                 200 200 200 200 200 200 -       help/examples/<str:name>
@@ -521,7 +522,7 @@ class World:
             ("<uuid:uuid>", uuid), ("<str:uuid>", uuid),
             ("<pulse_user:username>", PULSE_USER), ("<str:username>", PULSE_USER),
             ("<str:replay_uuid>", self.replay.uuid), ("<uuid:replay_uuid>", self.replay.uuid),
-            ("<int:position>", 1), ("<str:token>", token),
+            ("<int:position>", 1), ("<str:token>", token), ("<str:tag>", "queues"),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),
             ("<str:message_ids>", "00000000000010008000000000000000"), ("<str:worker>", "0" * 32),
             ("<slug:name>", "owners"), ("<str:name>", "shop.py"),
@@ -582,7 +583,7 @@ def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
 
 
 def test_every_endpoint_that_reads_tokens_is_in_the_table_of_scopes():
-    public = {"api/schema/", "api/docs/"}
+    public = {"api/schema/", "api/docs/", "api/docs/<str:tag>/"}
     read_tokens = {route for route in TABLE if route.startswith(("api/", "v1/", "metrics"))} - public
     assert {route: {*methods} for route, methods in BY_SCOPE.items()} == {
         route: {*TABLE[route]} for route in read_tokens
