@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 WORK_SECONDS = 5
 """How long a kill waits for the process to hold the lease, or to claim notifications."""
 
+KOMBU_ENDED_IT = "restore_unacked"
+"""In the traceback of a worker that lost Redis while it acknowledged a message: kombu 5.7 fails when it reconnects."""
+
 Say = Callable[[str], None]
 DoFault = Callable[[random.Random], None]
 
@@ -260,11 +263,21 @@ class Chaos:
     def _watch(self) -> None:
         """Report progress, and expire leases and claims of killed processes."""
         while not self._over.wait(10):
+            self._restart_ended()
             if self._plan.expire_after is not None:
                 _query(partial(expire_abandoned, self._plan.expire_after), None)
             requests = sum(len(person.requests) for person in self._crowd.people)
             messages = self._queue_load.done["messages published"]
             self._say(f"{requests} requests, {messages} messages, {len(self._production.mail.mails)} mails so far.")
+
+    def _restart_ended(self) -> None:
+        """Start the processes that kombu ended, as a supervisor does. Raises StartError if one ended otherwise."""
+        stack = self._production.stack
+        for name, error in stack.unexpected_ends().items():
+            if KOMBU_ENDED_IT not in error:
+                raise StartError(error)
+            stack.start_process(name)
+            self._say(f"{name}: started again, because kombu ended it.")
 
     # The end
 
@@ -274,7 +287,7 @@ class Chaos:
 
         connections.close_all()  # PostgreSQL's stop broke them
         self._say("All parts run again. Waiting for pending work.")
-        self._production.stack.check()
+        self._restart_ended()
         deadline = time.monotonic() + self._plan.settle
         if self._plan.expire_after is not None:
             expire_abandoned(self._plan.expire_after)

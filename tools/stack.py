@@ -244,7 +244,8 @@ class Stack:
         deadline = time.monotonic() + timeout
         for name in names:
             while not _answers(self.addresses[name]):
-                self.check()
+                if error := self.unexpected_ends().get(name):
+                    raise StartError(error)
                 if time.monotonic() > deadline:
                     log = tail(self._processes.log(name))
                     raise StartError(f"the process {name!r} does not answer. Its output:\n{log}")
@@ -253,10 +254,17 @@ class Stack:
     def check(self) -> None:
         """Raise StartError with the end of its log if a process has ended unexpectedly."""
         self._check_node()
-        if self._processes is not None:
-            for name, code in self._processes.ended().items():
-                log = tail(self._processes.log(name))
-                raise StartError(f"the process {name!r} has ended with code {code}. Its output:\n{log}")
+        for error in self.unexpected_ends().values():
+            raise StartError(error)
+
+    def unexpected_ends(self) -> dict[str, str]:
+        """Return the processes that ended by themselves, each with its exit code and the end of its log in words."""
+        if self._processes is None:
+            return {}
+        return {
+            name: f"the process {name!r} has ended with code {code}. Its output:\n{tail(self._processes.log(name))}"
+            for name, code in self._processes.ended().items()
+        }
 
     def _check_node(self) -> None:
         if self.node is not None and self.node.ended:
