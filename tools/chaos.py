@@ -245,7 +245,7 @@ class Chaos:
 
     def _end(self, name: str) -> None:
         code = self._production.stack.end_process(name)
-        # It had not yet installed its signal handlers; Celery's beat was sending a task, and fails to after its last save.
+        # -SIGTERM: it had not yet installed its signal handlers. 1: beat had saved its schedule, and sent a task.
         allowed = (0, -signal.SIGTERM, 1) if name.startswith("beat") else (0, -signal.SIGTERM)
         if code not in allowed:
             self._checks.bad_exits.append(f"{name} exited with {code} after SIGTERM")
