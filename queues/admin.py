@@ -242,7 +242,8 @@ class ArchiveAdmin(AuditedAdmin):
     ]  # fmt: skip
     fields = [
         "uuid", "shown_name", "vhost", "queue", "pulse_user", "reason", "by", "state", "error", "messages",
-        "dropped", "held", "bytes", "stored_bytes", "created", "expires",
+        "dropped", "held", "bytes", "stored_bytes", "type", "durable", "auto_delete", "arguments", "bindings",
+        "created", "expires",
     ]  # fmt: skip
     list_filter = ["state", "reason", "created", "vhost"]
     list_select_related = ["pulse_user"]
@@ -259,7 +260,7 @@ class ReplayAdmin(AuditedAdmin):
     list_display = ["created", "target", "archive", "state", "sent", "total", "repeated", "rate", "by", "finished"]
     fields = [
         "uuid", "archive", "target", "first", "last", "rate", "state", "sent", "total", "in_flight", "repeated",
-        "error", "by", "created", "finished",
+        "error", "restore", "declared_at", "by", "created", "finished",
     ]  # fmt: skip
     list_filter = ["state", "created"]
     list_select_related = ["archive", "by"]

@@ -213,6 +213,7 @@ class QueueEvent(models.Model):
         REMOVED = "removed", "deleted"
         PURGED = "purged", "purged"
         ADJUSTED = "adjusted", "limits changed"
+        RESTORED = "restored", "restore started"
         ASKED = "asked", "higher limit requested"
         DECLINED = "declined", "higher limit declined"
         SKIPPED = "skipped", "skipped when an event was published"
@@ -290,6 +291,13 @@ class Archive(models.Model):
         default=0, help_text="About how many messages were held by consumers, and deleted without a copy."
     )
     error = models.CharField(max_length=300, blank=True, db_default="", default="", help_text="Why it failed.")
+    type = models.CharField(max_length=255, null=True, help_text="Of the queue; empty, like the next four: unknown.")  # noqa: DJ001 - unknown is no type
+    durable = models.BooleanField(null=True)
+    auto_delete = models.BooleanField(null=True)
+    arguments = BrokerJSONField(null=True)
+    bindings = BrokerJSONField(
+        null=True, help_text="Exchange, routing key and arguments of each, without that to the default exchange."
+    )
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
     )
@@ -345,6 +353,10 @@ class Replay(models.Model):
     )
     repeated = models.PositiveIntegerField(default=0, help_text="Messages that may have arrived twice.")
     error = models.CharField(max_length=300, blank=True)
+    restore = BrokerJSONField(
+        null=True, help_text="What a restore declares, and what it leaves out; empty: only messages are sent."
+    )
+    declared_at = models.DateTimeField(null=True, help_text="When a restore had declared and bound its queue.")
     by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     created = models.DateTimeField()
     finished = models.DateTimeField(null=True)
@@ -359,6 +371,11 @@ class Replay(models.Model):
     @property
     def total(self) -> int:
         return self.last - self.first + 1
+
+    @property
+    def is_declaring(self) -> bool:
+        """Whether its queue is to be declared before the first message."""
+        return bool(self.restore and self.restore["declares"] and self.declared_at is None)
 
 
 class Watch(models.Model):

@@ -26,6 +26,7 @@ from django.utils import timezone
 from accounts.access.vouching import lock_existing
 from accounts.models import Owner, PulseUser
 from core import broker, locks
+from queues.archives.definitions import definition_of
 from queues.archives.outcomes import Removed
 from queues.archives.writing import (
     NOT_STORED,
@@ -202,6 +203,7 @@ class _Attempt:
             NotSent: the messages were returned since the pass decided to fetch them.
         """
         target, now = self.target, timezone.now()
+        declared = definition_of(target.vhost, target.name)
         with transaction.atomic():
             by = next(iter(lock_existing([target.by])), None) if target.by else None
             before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
@@ -227,6 +229,7 @@ class _Attempt:
                 by=by,
                 created=now,
                 expires=now + UNFINISHED_EXPIRES,
+                **declared,
             )
 
     def _write_attempts(self, columns: Mapping[str, Any]) -> None:
@@ -425,12 +428,9 @@ def purge_queue(session: Session, target: Target) -> Removed:
 
 def _attempt(session: Session, target: Target, between: Callable[[], None] = lambda: None) -> _Attempt:
     row = {} if target.type != QUORUM or why_not(target) else _quorum_queue(target)
+    limit = row.get("delivery_limit")
     fetch = Fetch(
-        session,
-        target.name,
-        queue_type=target.type,
-        is_auto_delete=target.is_auto_delete,
-        delivery_limit=row.get("delivery_limit"),
+        session, target.name, queue_type=target.type, is_auto_delete=target.is_auto_delete, delivery_limit=limit
     )
     attempt = _Attempt(session, target, fetch, between, Removed(held=target.held))
     arguments = row.get("arguments")

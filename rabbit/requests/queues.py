@@ -18,7 +18,7 @@ from rabbit.requests.parsing import (
 )
 from rabbit.requests.sending import Answer, JSONObject, Requests, build_path, inequivalent
 
-ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,arguments"}
+ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,durable,auto_delete,arguments"}
 CONSUMER_COLUMNS = (
     "queue.name,channel_details.user,channel_details.connection_name,channel_details.name,consumer_tag,prefetch_count,"
     "ack_required"
@@ -77,7 +77,7 @@ class QueueRequests(Requests):
         return _consumers(parse_rows(self._get("consumers", vhost, params={"columns": CONSUMER_COLUMNS})))
 
     def queue_arguments(self, vhost: str, name: str) -> JSONObject:
-        """Return a queue's ``name``, ``vhost``, ``type`` and ``arguments``, without its lagging statistics.
+        """Return what a queue is declared with, its ``name``, ``vhost`` and ``type``, without its lagging statistics.
 
         Raises:
             NotOnBroker: it does not exist, or its node is down.
