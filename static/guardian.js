@@ -27,16 +27,6 @@ function markTab() {
 addEventListener("hashchange", markTab);
 markTab();
 
-// A field that shows only the rows of a table with its text.
-for (const field of document.querySelectorAll("[data-finds]")) {
-  field.parentElement.hidden = false;
-  field.addEventListener("input", () => {
-    for (const row of document.querySelectorAll(`#${field.dataset.finds} tbody tr`)) {
-      row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
-    }
-  });
-}
-
 // A box that ticks all others of its form.
 document.addEventListener("change", (event) => {
   const name = event.target.dataset.ticks;

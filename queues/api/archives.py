@@ -17,16 +17,17 @@ from rest_framework import mixins, serializers
 from rest_framework.decorators import action
 from rest_framework.generics import get_object_or_404
 from rest_framework.response import Response
-from rest_framework.utils.urls import replace_query_param
+from rest_framework.utils.urls import remove_query_param, replace_query_param
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
-from core.endpoints import StrictParameters, read, takes
+from core.endpoints import MAX_SEARCH_LENGTH, StrictParameters, read, takes
 from core.links import absolute_url
 from queues.actions import peek
 from queues.archives import reading, replay
 from queues.archives.download import download
+from queues.archives.searching import Search
 from queues.models import Archive, Replay
 from queues.rules.listing import ArchiveFilter
 from rabbit.names import MAX_NAME_BYTES
@@ -148,6 +149,15 @@ class MessageQuerySerializer(serializers.Serializer[Any]):
 
     first = serializers.IntegerField(default=1, min_value=1, help_text="The position of the first one.")
     count = serializers.IntegerField(default=20, min_value=1, max_value=MAX_PAGE)
+    last = serializers.IntegerField(
+        required=False, min_value=1, max_value=MAX_PAGE, help_text="The last ones, this many, instead of `first`."
+    )
+    search = serializers.CharField(
+        required=False, max_length=MAX_SEARCH_LENGTH, help_text="A text in the routing key, a header or the body."
+    )
+    after = serializers.DateTimeField(
+        required=False, help_text="The earliest `timestamp` property. Messages without it are left out."
+    )
 
 
 @extend_schema_view(retrieve=extend_schema(summary="Show an archive"))
@@ -173,17 +183,30 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
     def messages(self, request: Request, uuid: str) -> HttpResponse:
         """List messages of an archive by position.
 
-        There may be fewer than ``count``, because a page ends before 256 KiB. ``Link`` has the next page. A body of
-        more than 64 KiB is in base64. One of more than 1 MiB is omitted; the download has it.
+        There may be fewer than ``count``, because a page ends before 256 KiB, and a search after a second. ``Link`` has
+        the next page. A body of more than 64 KiB is in base64. One of more than 1 MiB is omitted, and only its first
+        MiB is searched; the download has it.
         """
         archive = self.get_object()
         query = MessageQuerySerializer(data=request.query_params)
         query.is_valid(raise_exception=True)
-        first, count = query.validated_data["first"], query.validated_data["count"]
-        found = reading.page(archive, request.user, first, count)
+        asked = query.validated_data
+        first, count = asked["first"], asked["count"]
+        if last := asked.get("last"):
+            first, count = max(1, archive.messages - last + 1), last
+        search = None
+        if "search" in asked or "after" in asked:
+            search = Search(archive, first, asked.get("search", ""), asked.get("after"))
+        found, ends_at = reading.page(
+            archive, request.user, search or reading.shown(archive, first, count), first, count
+        )
+        if ends_at is None:
+            ends_at = search.read_to if search else first + len(found) - 1
         headers = {}
-        if found and first + len(found) <= archive.messages:
-            url = replace_query_param(absolute_url(request.get_full_path()), "first", first + len(found))
+        if ends_at < archive.messages:
+            url = remove_query_param(absolute_url(request.get_full_path()), "last")
+            for name, value in {"first": ends_at + 1, "count": count}.items():
+                url = replace_query_param(url, name, value)
             headers["Link"] = f'<{url}>; rel="next"'
         content = b"".join([b"[", b",\n".join(found), b"]"])
         return HttpResponse(content, content_type="application/json", headers=headers)

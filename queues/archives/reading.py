@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from itertools import islice
@@ -56,18 +56,25 @@ def look(
     return shown(archive, first, count, max_body)
 
 
-def page(archive: Archive, by: Owner, first: int, count: int) -> list[bytes]:
-    """Record who looks at these messages, and return the first as JSON, and more while they have ``PAGE_BYTES``."""
+def page(
+    archive: Archive, by: Owner, messages: Iterable[tuple[int, Fetched]], first: int, count: int
+) -> tuple[list[bytes], int | None]:
+    """Record who looks at these messages, and return the first as JSON, and more while they have ``PAGE_BYTES``.
+
+    There are at most ``count``. Also return the position of the message after which the page ends early, if it does.
+    """
     found: list[bytes] = []
-    size = 0
-    for position, message in shown(archive, first, count):
-        found.append(json.dumps(as_json(position, message)).encode())
-        size += len(found[-1])
-        if size > PAGE_BYTES and len(found) > 1:
-            found.pop()
+    size, last, ends_at = 0, first - 1, None
+    for position, message in messages:
+        line = json.dumps(as_json(position, message)).encode()
+        size += len(line)
+        if len(found) == count or (size > PAGE_BYTES and found):
+            ends_at = last
             break
+        found.append(line)
+        last = position
     audit.record(by, LOOKED_AT, [archive], first=first, count=len(found))
-    return found
+    return found, ends_at
 
 
 def shown(

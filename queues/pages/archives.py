@@ -1,5 +1,6 @@
 """The pages of archives: their list, their messages, downloads and deletion. And the messages of a live queue."""
 
+from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -13,11 +14,13 @@ from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from accounts import audit
 from core.refusals import Refusal
 from queues.actions import peek, single
 from queues.archives import reading
 from queues.archives.download import download
 from queues.archives.message_display import MAX_PREVIEW_BYTES, line, shown
+from queues.archives.searching import Search
 from queues.models import Archive, Queue, Replay
 from queues.pages.destroy import describe_failure
 from queues.pages.queue_list import offer_choices
@@ -29,6 +32,7 @@ from rabbit.names import readable
 
 ARCHIVES_PER_PAGE = 50
 MESSAGES_PER_PAGE = 20
+MAX_LAST = 100
 REPLAYS_SHOWN = 10
 
 CHOICES = 50
@@ -103,19 +107,38 @@ def archives_page(request: Request) -> HttpResponse:
     )
 
 
-class FirstMessageForm(forms.Form):
+class MessagesForm(forms.Form):
+    """Which messages of an archive are listed."""
+
+    search = forms.CharField(required=False, max_length=255, label="Text in routing key, header or body")
+    after = forms.DateTimeField(
+        required=False,
+        label="Published after (UTC)",
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+    )
     first = forms.IntegerField(required=False, min_value=1, label="From message")
+    last = forms.IntegerField(required=False, min_value=1, max_value=MAX_LAST, label="Last messages")
 
 
 @signed_in
 @require_safe
 def archive_page(request: Request, uuid: UUID) -> HttpResponse:
     archive = archive_of(request, uuid)
-    form = FirstMessageForm(request.GET if "first" in request.GET else None, label_suffix="")
-    asked = form.cleaned_data["first"] if form.is_valid() else None
-    first = min(asked or 1, max(1, archive.messages))
-    found = reading.look(archive, request.user, first, MESSAGES_PER_PAGE, max_body=MAX_PREVIEW_BYTES)
-    lines = [line(position, message) for position, message in found]
+    form = MessagesForm(request.GET if MessagesForm.base_fields.keys() & request.GET.keys() else None, label_suffix="")
+    asked = form.cleaned_data if form.is_valid() else {}
+    first, count = min(asked.get("first") or 1, max(1, archive.messages)), MESSAGES_PER_PAGE
+    if last := asked.get("last"):
+        first, count = max(1, archive.messages - last + 1), last
+    search = None
+    if asked.get("search") or asked.get("after"):
+        search = Search(archive, first, asked["search"], asked["after"])
+        lines = [line(position, message) for position, message in islice(search, count)]
+        audit.record(request.user, reading.LOOKED_AT, [archive], first=first, count=len(lines))
+    else:
+        found = reading.look(archive, request.user, first, count, max_body=MAX_PREVIEW_BYTES)
+        lines = [line(position, message) for position, message in found]
+    read_to = search.read_to if search else first + count - 1
+    filters = {name: request.GET[name] for name in ("search", "after") if asked.get(name)}
     return render(
         request,
         "archives/archive.html",
@@ -123,10 +146,12 @@ def archive_page(request: Request, uuid: UUID) -> HttpResponse:
             **describe(archive),
             "form": form,
             "lines": lines,
-            "last": lines[-1].position if lines else 0,
-            "previous": max(1, first - MESSAGES_PER_PAGE) if first > 1 else None,
+            "first": first,
+            "read_to": min(read_to, archive.messages),
+            "filters": urlencode(filters),
+            "previous": max(1, first - MESSAGES_PER_PAGE) if first > 1 and not filters else None,
             "last_page": max(1, archive.messages - MESSAGES_PER_PAGE + 1),
-            "next": first + MESSAGES_PER_PAGE if first + MESSAGES_PER_PAGE <= archive.messages else None,
+            "next": read_to + 1 if read_to < archive.messages else None,
             "replays": archive.replays.select_related("by")[:REPLAYS_SHOWN],
         },
     )

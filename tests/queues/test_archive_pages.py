@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pika
 import pytest
@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from accounts.models import AuditEntry, PulseUser
 from notifications.mails import compose
 from notifications.models import Notification
-from queues.archives import reading, replay
+from queues.archives import reading, replay, searching
 from queues.guard.once import run_once
 from queues.models import Archive, Queue, Replay
 from rabbit.decoding import HEADER
@@ -129,6 +129,65 @@ def test_a_message_is_shown_with_its_properties_and_never_interpreted(as_alice):
     assert "\u202e" not in page
     assert f'href="/archives/{archive.uuid}/messages/1/" rel="prev"' in page
     assert 'rel="next"' not in page
+
+
+def test_the_last_messages_are_listed(as_alice):
+    archive = store_archive(*[b"%d" % number for number in range(1, 131)])
+    page = page_of(archive, as_alice, last=50).text
+    assert "81 to 130 of 130" in page
+    assert page.count(">Message ") == 50
+    address = f"/api/archives/{archive.uuid.hex}/messages/"
+    assert [one["position"] for one in as_alice.get(address, {"last": 2}).json()] == [129, 130]
+    assert as_alice.get(address, {"last": 101}).status_code == 400
+
+
+def searchable():
+    """Return an archive of four messages, of which one has no time."""
+    at = int(datetime(2026, 1, 5, 3, tzinfo=UTC).timestamp())
+    return store_archive(
+        Fetched(b"Straw", {"timestamp": at - 1}, {}, "e", "build.done", False),
+        Fetched(b"\xffberry", {"timestamp": at}, {}, "e", "build.failed", False),
+        Fetched(b"3", {}, {"Attempt": {"n": 17}}, "e", "k", False),
+        Fetched(b"cherry", {"timestamp": at + 3600}, {}, "e", "k", False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"search": "BUILD"}, [1, 2]),
+        ({"search": "erry"}, [2, 4]),
+        ({"search": "attempt"}, [3]),
+        ({"search": "17"}, [3]),
+        ({"search": "erry", "first": 3}, [4]),
+        ({"after": "2026-01-05T03:00"}, [2, 4]),
+        ({"after": "2026-01-05T03:00", "search": "cherry"}, [4]),
+        ({"search": "nothing"}, []),
+    ],
+)
+def test_messages_are_found_by_text_and_time(as_alice, query, found):
+    archive = searchable()
+    page = page_of(archive, as_alice, **query).text
+    assert [int(one) for one in re.findall(r">Message (\d)<", page)] == found
+    if "after" in query:
+        assert "Messages without it are left out." in page
+    answer = as_alice.get(f"/api/archives/{archive.uuid.hex}/messages/", query)
+    assert [one["position"] for one in answer.json()] == found
+    assert "Link" not in answer.headers
+
+
+def test_a_search_that_takes_long_is_continued_where_it_ended(as_alice, monkeypatch):
+    monkeypatch.setattr(searching, "SECONDS", 0)
+    archive = store_archive(b"1", b"2", b"wanted")
+    page = page_of(archive, as_alice, search="wanted").text
+    assert "No message matches in 1 to 1 of 3." in page
+    assert 'href="?search=wanted&amp;first=2#messages" rel="next">Search on' in page
+    positions, address = [], f"/api/archives/{archive.uuid.hex}/messages/?search=wanted"
+    while address:
+        answer = as_alice.get(address)
+        positions += [one["position"] for one in answer.json()]
+        address = answer.headers.get("Link", "").removeprefix("<").partition(">")[0]
+    assert positions == [3]
 
 
 def test_an_odd_first_message_is_no_error_and_one_that_is_not_there_is_404(as_alice):
