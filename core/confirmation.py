@@ -6,10 +6,10 @@ same person can make the same change, if it affects no further queue.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from django.core import signing
 from django.db.models import Model
@@ -73,18 +73,40 @@ class Effect:
         of_unknown = f", and an unknown number in {_number(unknown, 'queue')}" if unknown else ""
         return f"This {self.verb} {queues} with {messages}{of_unknown}."
 
+    @property
+    def keys(self) -> list[int]:
+        return [queue.id for queue in self.queues]
+
+    def further(self, number: int) -> str:
+        return f"The change now {self.verb} {_number(number, 'more queue')} than you confirmed."
+
     def as_json(self) -> dict[str, Any]:
         examples = [{"name": one.name, "vhost": one.vhost, "messages": one.messages} for one in self.examples]
         return {"queues": len(self.queues), "messages": self.messages, "examples": examples}
 
 
+class Confirmable(Protocol):
+    """What a change destroys. A confirmation counts for its ``keys``, such as ids of queues."""
+
+    @property
+    def keys(self) -> Collection[int | str]: ...
+
+    @property
+    def sentence(self) -> str: ...
+
+    def further(self, number: int) -> str:
+        """Return why a confirmation is not sufficient that lacks this number of keys."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
 class ConfirmationRequired(Exception):
-    """The change deletes queues and is not confirmed. Nothing was changed.
+    """The change deletes queues or messages and is not confirmed. Nothing was changed.
 
     ``confirm`` is the text that confirms it. ``reason`` says why a given confirmation was not accepted.
     """
 
-    def __init__(self, effect: Effect, confirm: str, reason: str) -> None:
+    def __init__(self, effect: Confirmable, confirm: str, reason: str) -> None:
         super().__init__(f"{reason} {effect.sentence}".lstrip())
         self.effect = effect
         self.confirm = confirm
@@ -103,7 +125,7 @@ class ConfirmableChange:
     ) -> None:
         named = [by.pk, action, sorted((row._meta.label, row.pk) for row in rows), values]
         self._digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-        self._confirmed: frozenset[int] = frozenset()
+        self._confirmed: frozenset[int | str] = frozenset()
         self._reason = ""
         if confirm:
             self._read(confirm)
@@ -121,18 +143,18 @@ class ConfirmableChange:
             else:
                 self._reason = "The confirmation is for another change, or was given to another person."
 
-    def question(self, effect: Effect) -> ConfirmationRequired | None:
-        """Return what to ask about this effect, or None if it deletes nothing or all of it is confirmed."""
-        further = sum(queue.id not in self._confirmed for queue in effect.queues)
+    def question(self, effect: Confirmable) -> ConfirmationRequired | None:
+        """Return what to ask about this effect, or None if it destroys nothing or all of it is confirmed."""
+        further = sum(key not in self._confirmed for key in effect.keys)
         if not further:
             return None
         reason = self._reason
         if self._confirmed:
-            reason = f"The change now {effect.verb} {_number(further, 'more queue')} than you confirmed."
-        signed = {"change": self._digest, "queues": sorted(queue.id for queue in effect.queues)}
+            reason = effect.further(further)
+        signed = {"change": self._digest, "queues": sorted(effect.keys)}
         return ConfirmationRequired(effect, signing.dumps(signed, salt=_SALT, compress=True), reason)
 
-    def require_confirmed(self, effect: Effect) -> None:
+    def require_confirmed(self, effect: Confirmable) -> None:
         """Raise ConfirmationRequired unless the person confirmed this effect. Call it in the change's transaction."""
         if (question := self.question(effect)) is not None:
             raise question

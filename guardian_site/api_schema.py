@@ -24,7 +24,7 @@ PROBLEM_SCHEMA = {
     "required": ["type", "title", "status", "detail", "instance"],
 }
 CONFIRMATION_REQUIRED_SCHEMA = {
-    "description": "The change deletes queues. To confirm it, send the same request within 10 minutes with `confirm`.",
+    "description": "The change deletes queues or messages. To confirm it, repeat it within 10 minutes with `confirm`.",
     "allOf": [
         {"$ref": "#/components/schemas/Problem"},
         {
@@ -32,11 +32,12 @@ CONFIRMATION_REQUIRED_SCHEMA = {
             "properties": {
                 "effect": {
                     "type": "object",
+                    "description": "Of a restore: messages, limit, fits and losses. Of other changes: the first three.",
                     "properties": {
                         "queues": {"type": "integer", "description": "The number of queues that are deleted."},
                         "messages": {
                             "type": "integer",
-                            "description": "Messages in them as last listed, without queues of unknown length.",
+                            "description": "Messages in queues of known length, as last listed; those to restore.",
                         },
                         "examples": {
                             "type": "array",
@@ -51,8 +52,30 @@ CONFIRMATION_REQUIRED_SCHEMA = {
                                 "required": ["name", "vhost", "messages"],
                             },
                         },
+                        "limit": {"type": "integer", "nullable": True, "description": "The queue's deletion limit."},
+                        "fits": {
+                            "type": "integer",
+                            "nullable": True,
+                            "description": "Messages with which the queue reaches its deletion limit; null: unknown.",
+                        },
+                        "losses": {
+                            "type": "array",
+                            "description": "Settings with which the broker drops messages.",
+                            "items": {
+                                "type": "object",
+                                "properties": {
+                                    "text": {"type": "string"},
+                                    "argument": {
+                                        "type": "string",
+                                        "nullable": True,
+                                        "description": "For `without`; null: it can't be left out.",
+                                    },
+                                },
+                                "required": ["text", "argument"],
+                            },
+                        },
                     },
-                    "required": ["queues", "messages", "examples"],
+                    "required": ["messages"],
                 },
                 "confirm": {"type": "string", "description": "For this change by this user and these queues."},
             },
@@ -230,7 +253,7 @@ class EndpointSchema(AutoSchema):
         example = confirmation_details(ConfirmationRequired(effect, "eyJjaGFuZ2Ui…", ""), self.path)
         schemas = [{"$ref": f"#/components/schemas/{name}"} for name in ("ConfirmationRequired", "Problem")]
         response["content"][PROBLEM] = {"schema": {"anyOf": schemas}, "example": example}
-        response["description"] = f"It deletes queues and is not confirmed. Or: {response['description']}"
+        response["description"] = f"It deletes queues or messages and is not confirmed. Or: {response['description']}"
         return response
 
     def _get_request_body(self, direction: Any = "request") -> Any:

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, selected
+from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, restores, selected
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -23,7 +23,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("archives/<uuid:uuid>/messages/<int:position>/body/", archives.message_body, name="archive_body"),
     path("archives/<uuid:uuid>/download/", archives.archive_download, name="archive_download"),
     path("archives/<uuid:uuid>/delete/", archives.archive_delete, name="archive_delete"),
-    path("archives/<uuid:uuid>/replay/", replays.archive_replay, name="archive_replay"),
+    path("archives/<uuid:uuid>/restore/", restores.archive_restore, name="archive_restore"),
     path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/", replays.replay_page, name="replay"),
     path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/", replays.replay_stop, name="replay_stop"),
     # Exchanges

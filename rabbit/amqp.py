@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any, NamedTuple, Self
@@ -89,6 +89,18 @@ class Session:
         began = time.monotonic()
         answer = self.request(lambda: channel.queue_declare(name, passive=True, auto_delete=False))
         return DeclareOk.after(answer, time.monotonic() - began)
+
+    def declare_queue(self, name: str, *, durable: bool, auto_delete: bool, arguments: Mapping[str, Any]) -> None:
+        """Declare a queue. Repeating it changes nothing. Refused if it exists with another declaration."""
+        channel = self._open_channel()
+        self.request(
+            lambda: channel.queue_declare(name, durable=durable, auto_delete=auto_delete, arguments=dict(arguments))
+        )
+
+    def bind_queue(self, name: str, exchange: str, routing_key: str, arguments: Mapping[str, Any]) -> None:
+        """Bind a queue to an exchange. Repeating it changes nothing. NotOnBroker if there is no such exchange."""
+        channel = self._open_channel()
+        self.request(lambda: channel.queue_bind(name, exchange, routing_key, arguments=dict(arguments)))
 
     def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
         """Delete a queue, and return how many ready messages it had. A queue that does not exist counts as deleted.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from accounts import audit
@@ -32,7 +32,9 @@ def open_requests() -> QuerySet[QueueEvent]:
     """Return the requests without an answer, the latest first."""
     answers = QueueEvent.objects.filter(queue=OuterRef("queue"), kind__in=ANSWERS, id__gt=OuterRef("id"))
     asked = QueueEvent.objects.filter(kind=QueueEvent.Kind.ASKED, queue__isnull=False)
-    unanswered = asked.exclude(queue__state=Queue.State.GONE).exclude(Exists(answers))
+    # Of a queue that is gone, those since count: it may be restored with a higher limit.
+    of_gone = Q(queue__state=Queue.State.GONE, at__lte=F("queue__last_seen"))
+    unanswered = asked.exclude(of_gone).exclude(Exists(answers))
     return unanswered.select_related("by", "queue__pulse_user")
 
 

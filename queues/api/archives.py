@@ -22,14 +22,17 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
+from core.confirmation import ConfirmationRequired
 from core.endpoints import MAX_SEARCH_LENGTH, StrictParameters, read, takes
 from core.links import absolute_url
 from queues.actions import peek
-from queues.archives import reading, replay
+from queues.archives import reading, replay, restore
 from queues.archives.download import download
+from queues.archives.restore import Wanted
 from queues.archives.searching import Search
 from queues.models import Archive, Replay
 from queues.rules.listing import ArchiveFilter
+from queues.rules.restoring import LEAVABLE
 from rabbit.names import MAX_NAME_BYTES
 
 MAX_PAGE = 100
@@ -46,6 +49,14 @@ MESSAGE = {
 }
 
 
+class ArchivedBindingSerializer(serializers.Serializer[Any]):
+    """A binding of an archived queue."""
+
+    exchange = serializers.CharField()
+    routing_key = serializers.CharField()
+    arguments = serializers.DictField()
+
+
 @extend_schema_serializer(
     examples=[
         OpenApiExample(
@@ -60,6 +71,11 @@ MESSAGE = {
                 "dropped": 0,
                 "held": 4,
                 "bytes": 1024128,
+                "type": "classic",
+                "durable": True,
+                "auto_delete": False,
+                "arguments": {"x-max-priority": 3},
+                "bindings": [{"exchange": "exchange/alice/jobs", "routing_key": "build.#", "arguments": {}}],
                 "created": "2026-01-05T12:00:00Z",
                 "expires": "2026-01-12T12:00:00Z",
             },
@@ -68,17 +84,19 @@ MESSAGE = {
     ]
 )
 class ArchiveSerializer(serializers.ModelSerializer[Archive]):
-    """The messages of a deleted or purged queue."""
+    """The messages of a deleted or purged queue, and how it was declared and bound: null if that is not known."""
 
     uuid = HexUUIDField()
     queue = serializers.CharField(source="queue_name", help_text="The name that the queue had.")
     pulse_user: Any = serializers.SlugRelatedField(slug_field="username", read_only=True, allow_null=True)
+    arguments = serializers.DictField(allow_null=True)
+    bindings = ArchivedBindingSerializer(many=True, allow_null=True)
 
     class Meta:
         model = Archive
         fields = [
-            "uuid", "queue", "vhost", "pulse_user", "reason", "messages", "dropped", "held", "bytes", "created",
-            "expires",
+            "uuid", "queue", "vhost", "pulse_user", "reason", "messages", "dropped", "held", "bytes", "type", "durable",
+            "auto_delete", "arguments", "bindings", "created", "expires",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -122,18 +140,70 @@ class StartReplaySerializer(serializers.Serializer[Any]):
     rate = serializers.IntegerField(required=False, min_value=1, max_value=100_000, help_text="Messages a second.")
 
 
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("All messages to their queue", {}, request_only=True),
+        OpenApiExample(
+            "Some to a new queue", {"first": 1, "last": 500, "queue": "queue/alice/again"}, request_only=True
+        ),
+    ]
+)
+class StartRestoreSerializer(serializers.Serializer[Any]):
+    """A restore to start."""
+
+    queue = serializers.CharField(
+        required=False, max_length=MAX_NAME_BYTES, trim_whitespace=False, help_text="By default the archived one."
+    )
+    first = serializers.IntegerField(required=False, min_value=1, help_text="The position of the first message.")
+    last = serializers.IntegerField(required=False, min_value=1, help_text="The position of the last message.")
+    without = serializers.ListField(
+        child=serializers.ChoiceField(choices=LEAVABLE),
+        required=False,
+        help_text="Arguments with which the broker would drop messages, to leave out.",
+    )
+    confirm = serializers.CharField(required=False, help_text="From the answer 409.")
+
+
+class LeftOutSerializer(serializers.Serializer[Any]):
+    """An argument or a binding that a restore left out."""
+
+    what = serializers.CharField()
+    why = serializers.CharField()
+
+
+class DifferenceSerializer(serializers.Serializer[Any]):
+    """An argument with which the existing queue is declared otherwise than the archived one. null: it is not set."""
+
+    argument = serializers.CharField()
+    found = serializers.JSONField(allow_null=True)
+    wanted = serializers.JSONField(allow_null=True)
+
+
+class RestoreSerializer(serializers.Serializer[Any]):
+    """What a restore declares. ``declares`` is false if the queue existed: then only messages are sent."""
+
+    declares = serializers.BooleanField()
+    durable = serializers.BooleanField()
+    auto_delete = serializers.BooleanField()
+    arguments = serializers.DictField()
+    bindings = ArchivedBindingSerializer(many=True)
+    left_out = LeftOutSerializer(many=True)
+    differences = DifferenceSerializer(many=True)
+
+
 class ReplaySerializer(serializers.ModelSerializer[Replay]):
-    """A replay and its progress."""
+    """A replay and its progress. ``restore`` is null if the replay declares no queue."""
 
     uuid = HexUUIDField()
     total = serializers.IntegerField(help_text="The number of messages to send.")
     by = OwnerEmailField(allow_null=True)
+    restore = RestoreSerializer(allow_null=True)
 
     class Meta:
         model = Replay
         fields = [
             "uuid", "to_queue", "to_exchange", "first", "last", "rate", "state", "sent", "total", "repeated", "error",
-            "by", "created", "finished",
+            "restore", "by", "created", "finished",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -230,6 +300,24 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         started = replay.start(
             self.get_object(), request.user, queue=to.get("queue", ""), exchange=to.get("exchange", ""), **fields
         )
+        return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
+
+    @extend_schema(
+        request=StartRestoreSerializer,
+        responses={202: ReplaySerializer, 400: None, 409: ConfirmationRequired, 503: None},
+    )
+    @action(detail=True, methods=["post"])
+    def restore(self, request: Request, uuid: str) -> Response:
+        """Bring a deleted queue back, with its messages.
+
+        A task declares the queue as it was, binds it where its Pulse user may, and sends the messages. `restore` of the
+        answer says what is left out, and why. If the queue exists, only messages are sent. 400: the Pulse user may not
+        declare the queue. 409: messages would be lost, or the queue would be over its deletion limit; or the archive
+        does not say how its queue was declared.
+        """
+        fields = read(StartRestoreSerializer, request)
+        confirm = fields.pop("confirm", "")
+        started = restore.start(self.get_object(), request.user, Wanted(**fields), confirm=confirm)
         return Response(ReplaySerializer(started).data, status=HTTPStatus.ACCEPTED)
 
 

@@ -1,1 +1,1 @@
-"""Archives of deleted queues' messages: written, read, replayed. Begin with ``writing.py``."""
+"""Archives of deleted queues' messages: written, read, replayed, restored. Begin with ``writing.py``."""

@@ -9,26 +9,28 @@ never sent again. A batch in flight at a crash is sent again: its messages may a
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 from itertools import islice
 from typing import NamedTuple
-from uuid import UUID
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from accounts import audit
 from accounts.models import Owner
 from core import broker, locks
 from core.refusals import Refusal
-from queues.archives import reading
-from queues.models import Archive, Queue, Replay
+from queues.archives import declaring, reading
+from queues.models import Archive, Queue, QueueEvent, Replay
 from queues.rules import thresholds
-from rabbit.amqp import Session
+from rabbit.amqp import NODE_DOWN, DeclareOk, Session
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetched
-from rabbit.names import user_of_exchange, user_of_queue
+from rabbit.names import MAX_NAME_BYTES, is_amqp_name, user_of_exchange, user_of_queue
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ WAIT_SECONDS = 3.0
 
 NO_ACCESS = "The person who started it can no longer see the archive."
 
-REPLAYED = "replayed"
+REPLAYED, RESTORED = "replayed", "restored"
 STOPPED = "stopped a replay"
 
 State = Replay.State
@@ -64,9 +66,10 @@ class Room(NamedTuple):
     """The ready messages, the consumers and the deletion limit of a replay's target queue.
 
     They are None if the target is an exchange, the queue's leader did not answer, or no limit is known. ``coming`` are
-    the messages that other replays are sending to it.
+    the messages that other replays are sending to it. ``exists``: the broker has the queue or exchange.
     """
 
+    exists: bool = True
     ready: int | None = None
     consumers: int | None = None
     limit: int | None = None
@@ -78,16 +81,6 @@ class Room(NamedTuple):
         return None if self.ready is None or self.limit is None else max(0, self.limit - self.ready - self.coming)
 
 
-def room(archive: Archive, *, queue: str = "", exchange: str = "") -> Room:
-    """Return the room in a queue or an exchange.
-
-    Raises ReplayRefused as ``require_writable``, or without such a target.
-    """
-    require_writable(archive, queue, exchange)
-    with broker.session(archive.vhost) as session:
-        return _room(session, archive.vhost, queue, exchange)
-
-
 def start(
     archive: Archive,
     by: Owner,
@@ -97,26 +90,46 @@ def start(
     first: int = 1,
     last: int | None = None,
     rate: int | None = None,
-    uuid: UUID | None = None,
 ) -> Replay:
     """Create a replay of the messages from ``first`` to ``last``. The task carries it out.
 
-    ``rate`` is the most messages a second. ``uuid`` is the replay's, so that a form that is sent twice starts one: the
-    second time IntegrityError is raised. ReplayRefused also says that the target would be over its deletion limit
+    ``rate`` is the most messages a second. ReplayRefused also says that the target would be over its deletion limit
     again, or that the range is invalid.
     """
-    replay = _planned(archive, queue, exchange, first, last)
-    replay.uuid = uuid or replay.uuid
-    replay.rate, replay.by, replay.created = rate, by, timezone.now()
+    replay = planned(archive, queue, exchange, first, last)
+    replay.rate = rate
+    with beginning(archive) as session:
+        _require_room(session, replay)
+        save(replay, by)
+    return replay
+
+
+@contextmanager
+def beginning(archive: Archive) -> Iterator[Session]:
+    """Let no other replay to queues of this Pulse user begin meanwhile, and yield a session of the broker."""
     try:
         with locks.lock(f"replays of {archive.pulse_user_id}", WAIT_SECONDS), broker.session(archive.vhost) as session:
-            _require_room(session, replay)
-            with transaction.atomic():
-                replay.save()
-                audit.record(by, REPLAYED, [archive], to=queue or exchange, first=replay.first, last=replay.last)
+            yield session
     except locks.LockTaken as error:
-        raise ReplayRefused("Another replay is beginning. Try again in a minute.") from error
-    return replay
+        text = "Another replay is beginning. Try again in a minute."
+        raise ReplayRefused(text, status=HTTPStatus.SERVICE_UNAVAILABLE) from error
+
+
+def save(replay: Replay, by: Owner) -> None:
+    """Save a planned replay, so that the task carries it out, and record who started it."""
+    replay.by, replay.created = by, timezone.now()
+    archive, to = replay.archive, replay.to_queue or replay.to_exchange
+    with transaction.atomic():
+        replay.save()
+        action = RESTORED if replay.is_declaring else REPLAYED
+        audit.record(by, action, [archive], to=to, first=replay.first, last=replay.last)
+        if replay.restore is not None and archive.queue is not None:
+            figures = {"length": replay.total, "to": "" if to == archive.queue_name else to}
+            kind, at = QueueEvent.Kind.RESTORED, replay.created
+            QueueEvent.objects.create(
+                queue=archive.queue, vhost=archive.vhost, queue_name=archive.queue_name, kind=kind, at=at, by=by,
+                details=figures,
+            )  # fmt: skip
 
 
 def stop(replay: Replay, by: Owner) -> None:
@@ -178,6 +191,11 @@ def _step(replay: Replay, until: float) -> int:
     before = replay.sent
     messages = reading.messages(replay.archive, replay.first + replay.sent, replay.total - replay.sent)
     with broker.session(replay.archive.vhost) as session:
+        if replay.is_declaring:
+            if not _may_send(replay, replay.by).exists():
+                _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
+                return 0
+            declaring.declare(session, replay)
         publisher = ConfirmedPublisher(session)
         while replay.sent < replay.total and time.monotonic() < until:
             began = time.monotonic()
@@ -198,8 +216,7 @@ def _send_batch(
     """Send the next of these messages. Return False if the replay was stopped, or may not or can't go on."""
     size = min(BATCH, replay.rate or BATCH, replay.total - replay.sent)
     repeated = replay.repeated + replay.in_flight
-    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING, archive__in=Archive.objects.seen_by(by))
-    if not running.update(sent=replay.sent, in_flight=size, repeated=repeated):
+    if not _may_send(replay, by).update(sent=replay.sent, in_flight=size, repeated=repeated):
         _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
         return False
     replay.in_flight, replay.repeated = size, repeated
@@ -224,6 +241,11 @@ def _send_batch(
     return not refused
 
 
+def _may_send(replay: Replay, by: Owner) -> QuerySet[Replay]:
+    """Return the replay if it was not stopped, and the person who started it may still see the archive."""
+    return Replay.objects.filter(pk=replay.pk, state=State.RUNNING, archive__in=Archive.objects.seen_by(by))
+
+
 def _record_sent(replay: Replay) -> None:
     Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=replay.in_flight)
 
@@ -234,7 +256,7 @@ def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:
     return bool(running.update(state=state, error=error[:300], finished=timezone.now()))
 
 
-def _planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:
+def planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:
     """Return a replay that is not saved. Raises ReplayRefused, also if the range is invalid."""
     last = archive.messages if last is None else last
     if not 1 <= first <= last <= archive.messages:
@@ -243,22 +265,27 @@ def _planned(archive: Archive, queue: str, exchange: str, first: int, last: int 
     return Replay(archive=archive, to_queue=queue, to_exchange=exchange, first=first, last=last)
 
 
-def require_writable(archive: Archive, queue: str, exchange: str) -> None:
+def require_writable(archive: Archive, queue: str, exchange: str, field: str = "to") -> None:
     """Raise ReplayRefused unless the target is one queue or one exchange that the archive's Pulse user may write to."""
     if bool(queue) == bool(exchange):
-        raise ReplayRefused("Name either a queue or an exchange.")
+        raise ReplayRefused("Name either a queue or an exchange.", field)
+    if not is_amqp_name(queue or exchange):
+        raise ReplayRefused(f"The name is longer than {MAX_NAME_BYTES} bytes.", field)
     if archive.pulse_user is None:
         return  # only operators see it
     name = archive.pulse_user.username
     if (user_of_queue(queue) if queue else user_of_exchange(exchange)) != name:
         raise ReplayRefused(
-            f"Choose a queue whose name starts with queue/{name}/, or an exchange that starts with exchange/{name}/."
+            f"Choose a queue whose name starts with queue/{name}/, or an exchange that starts with exchange/{name}/.",
+            field,
         )
 
 
 def _require_room(session: Session, replay: Replay) -> None:
     """Require that the target exists, and that a queue would not be over its limit afterwards."""
-    found = _room(session, replay.archive.vhost, replay.to_queue, replay.to_exchange)
+    found = room(session, replay.archive, replay.to_queue, replay.to_exchange)
+    if not found.exists:
+        raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first, or restore the queue.")
     if found.fits is not None and replay.total > found.fits:
         others_too = f", another replay is sending {found.coming:,} more" if found.coming else ""
         raise ReplayRefused(
@@ -267,17 +294,27 @@ def _require_room(session: Session, replay: Replay) -> None:
         )
 
 
-def _room(session: Session, vhost: str, queue: str, exchange: str) -> Room:
+def room(session: Session, archive: Archive, queue: str, exchange: str = "") -> Room:
+    """Return the room in a queue or an exchange. A queue that does not exist has all that its limit allows.
+
+    Raises ReplayRefused while the queue's node is down: then nobody knows what it has.
+    """
     try:
         if exchange:
             session.declare_exchange_passively(exchange)
             return Room()
-        depth = session.declare_passively(queue)
+        exists, depth = True, session.declare_passively(queue)
     except NotOnBroker as error:
-        raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first.") from error
-    row = Queue.objects.filter(vhost=vhost, name=queue).select_related("pulse_user").first()
-    limit = None if row is None or row.unbounded else thresholds.of_queue(row).max
+        if NODE_DOWN in str(error):
+            text = "The node of this queue is down. Try again when it runs."
+            raise ReplayRefused(text, status=HTTPStatus.SERVICE_UNAVAILABLE) from error
+        if exchange:
+            return Room(exists=False)
+        exists, depth = False, DeclareOk(0, 0)
+    row = Queue.objects.filter(vhost=archive.vhost, name=queue).select_related("pulse_user").first()
+    row = row or Queue(vhost=archive.vhost, name=queue, pulse_user=archive.pulse_user)
+    limit = None if row.unbounded else thresholds.of_queue(row).max
     if depth is None:
         return Room(limit=limit)
-    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=vhost, to_queue=queue)
-    return Room(depth.ready, depth.consumers, limit, sum(other.total - other.sent for other in others))
+    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=archive.vhost, to_queue=queue)
+    return Room(exists, depth.ready, depth.consumers, limit, sum(other.total - other.sent for other in others))

@@ -99,7 +99,7 @@ def _archive_link(notification: Notification) -> Link | None:
     facts = notification.facts
     if not facts.get("archive") or "account" in facts:
         return None
-    return Link("Bring the messages back", absolute_url(reverse("archive", args=[UUID(facts["archive"])])))
+    return Link("Bring it back", absolute_url(reverse("archive_restore", args=[UUID(facts["archive"])])))
 
 
 def _became_of_messages(facts: Details) -> list[str]:

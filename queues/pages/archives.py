@@ -1,5 +1,6 @@
 """The pages of archives: their list, their messages, downloads and deletion. And the messages of a live queue."""
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 from urllib.parse import urlencode
@@ -25,6 +26,7 @@ from queues.models import Archive, Queue, Replay
 from queues.pages.destroy import describe_failure
 from queues.pages.queue_list import offer_choices
 from queues.pages.visitors import Request, signed_in
+from queues.rules import restoring
 from queues.rules.listing import ArchiveFilter
 from rabbit.errors import BrokerError
 from rabbit.fetching import Fetched
@@ -33,6 +35,7 @@ from rabbit.names import readable
 ARCHIVES_PER_PAGE = 50
 MESSAGES_PER_PAGE = 20
 MAX_LAST = 100
+BINDINGS_SHOWN = 20
 REPLAYS_SHOWN = 10
 
 CHOICES = 50
@@ -72,6 +75,18 @@ def describe(archive: Archive) -> dict[str, Any]:
         "name": readable(archive.queue_name),
         "vhost": readable(archive.vhost),
         "what_happened": what_happened(archive),
+    }
+
+
+def describe_declaration(
+    arguments: Mapping[str, Any] | None, bindings: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """Return the arguments and the first bindings of a queue in words."""
+    bindings = bindings or ()
+    return {
+        "arguments": [(readable(name), restoring.shown(value)) for name, value in (arguments or {}).items()],
+        "bindings": [restoring.binding_name(one) for one in bindings[:BINDINGS_SHOWN]],
+        "more_bindings": max(0, len(bindings) - BINDINGS_SHOWN),
     }
 
 
@@ -144,6 +159,7 @@ def archive_page(request: Request, uuid: UUID) -> HttpResponse:
         "archives/archive.html",
         {
             **describe(archive),
+            **describe_declaration(archive.arguments, archive.bindings),
             "form": form,
             "lines": lines,
             "first": first,

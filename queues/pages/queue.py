@@ -217,6 +217,7 @@ BY_PEOPLE = (
     QueueEvent.Kind.REMOVED,
     QueueEvent.Kind.PURGED,
     QueueEvent.Kind.ADJUSTED,
+    QueueEvent.Kind.RESTORED,
     QueueEvent.Kind.ASKED,
     QueueEvent.Kind.DECLINED,
 )
@@ -246,6 +247,8 @@ def describe_event(event: QueueEvent) -> tuple[str, str, str]:
         return what, f"{event.details['wanted']:,} messages: {event.details['reason']}", who
     if event.kind == QueueEvent.Kind.DECLINED:
         return what, event.details["reason"], who
+    if event.kind == QueueEvent.Kind.RESTORED:
+        return what, f"to {readable(to)}" if (to := event.details["to"]) else "", who
     if "why" in event.details:
         return what, WHY_REMOVED.get(event.details["why"], ""), "Guardian"
     if event.kind != QueueEvent.Kind.ADJUSTED:

@@ -20,7 +20,6 @@ from rabbit.decoding import HEADER
 from rabbit.fetching import Fetched
 from tests.support.archives import store_archive
 from tests.support.chromium import sign_in, violations
-from tests.support.toolbox import AWAY_AMQP, in_parallel
 
 NAME = "queue/alice/builds"
 MARKUP = "<script>alert(1)</script>\u202e"
@@ -251,73 +250,6 @@ def test_an_archive_is_deleted_after_confirmation(as_alice):
 # Replays
 
 
-def start_of(archive, client, **query):
-    return client.get(f"/archives/{archive.uuid}/replay/", query)
-
-
-def test_a_replay_starts_in_three_steps(deleted, as_alice, amqp, alice):
-    first = start_of(deleted, as_alice).text
-    assert "is not on the broker. Declare it before you continue" in first
-    amqp.queue(NAME, 1)
-    run_once()
-    assert "Declare it before you continue" not in start_of(deleted, as_alice).text
-    second = start_of(deleted, as_alice, step=2, to="back").text
-    assert 'name="to" value="back"' in second
-    assert 'name="last" value="20"' in second
-    third = start_of(deleted, as_alice, step=3, to="back", first=3, last=12, rate=5).text
-    for what in ("10 messages, 3 to 12,", NAME, "5 a second, in about 2 seconds", "The queue has 1 ready message,",
-                 "no consumer, so the messages wait in it", "Its deletion limit is 100 messages"):  # fmt: skip
-        assert what in third
-    assert not Replay.objects.exists()
-    fields = dict(re.findall(r'type="hidden" name="(to|first|last|rate)" value="([^"]*)"', third))
-    started = as_alice.post(f"/archives/{deleted.uuid}/replay/", fields)
-    one = Replay.objects.get()
-    assert started.headers["Location"] == f"/archives/{deleted.uuid}/replays/{one.uuid}/"
-    assert (one.first, one.last, one.rate, one.to_queue, one.by) == (3, 12, 5, NAME, alice)
-
-
-def test_a_form_that_is_sent_twice_starts_one_replay(deleted, as_alice, amqp):
-    amqp.queue(NAME)
-    run_once()
-    preview = start_of(deleted, as_alice, step=3, to="back", first=1, last=20).text
-    fields = dict(re.findall(r'type="hidden" name="(to|first|last|uuid)" value="([^"]*)"', preview))
-    answers = in_parallel(*[lambda: as_alice.post(f"/archives/{deleted.uuid}/replay/", fields)] * 2)
-    assert {answer.headers["Location"] for answer in answers} == {
-        f"/archives/{deleted.uuid}/replays/{Replay.objects.get().uuid}/"
-    }
-
-
-@pytest.mark.parametrize(
-    ("query", "error"),
-    [
-        ({"to": "queue", "name": "queue/bob/builds", "step": 2}, "starts with queue/alice/"),
-        ({"to": "queue", "name": "", "step": 2}, "Name either a queue or an exchange"),
-        ({"to": "back", "step": 3, "first": 1, "last": 4}, "The archive has 3 messages."),
-        ({"to": "back", "step": 3, "first": 3, "last": 2}, "Enter 3 or more."),
-        ({"to": "queue", "name": "queue/alice/\0", "step": 2}, "Null characters"),
-    ],
-)
-def test_each_step_refuses_what_is_wrong_at_its_field(as_alice, query, error):
-    page = start_of(store_archive(b"1", b"2", b"3"), as_alice, **query)
-    assert page.status_code == 200
-    assert error in page.text
-    assert 'aria-invalid="true"' in page.text
-
-
-def test_the_preview_says_why_a_replay_is_refused(deleted, as_alice, amqp, settings):
-    query = {"step": 3, "to": "back", "first": 1, "last": 20}
-    amqp.queue(NAME)
-    run_once()
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
-    refused = as_alice.post(f"/archives/{deleted.uuid}/replay/", query)
-    assert "over its deletion limit of 10" in refused.text
-    settings.RABBIT_URL = AWAY_AMQP
-    away = as_alice.post(f"/archives/{deleted.uuid}/replay/", query)
-    assert away.status_code == 503
-    assert "because the broker does not answer" in away.text
-    assert not Replay.objects.exists()
-
-
 def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, as_alice, settings):
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
     amqp.queue(NAME, 20)
@@ -335,37 +267,6 @@ def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, a
     page = as_alice.get(address).text
     assert "Before Guardian deleted it:" in page
     assert binding in page
-
-
-def test_a_missing_target_is_refused_where_it_is_chosen(deleted, as_alice):
-    page = start_of(deleted, as_alice, step=2, to="back").text
-    assert "The broker has no queue or exchange of this name. Declare it first." in page
-    assert re.search(r'aria-current="step">\s*Where to', page)
-
-
-def test_messages_that_fit_are_chosen_if_not_all_do(deleted, as_alice, amqp, settings):
-    amqp.queue(NAME, 3)
-    run_once()
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
-    page = start_of(deleted, as_alice, step=2, to="back").text
-    assert "The queue has 3 ready messages, and its deletion limit is 10 messages." in page
-    assert "The first 7 of the archive's messages fit." in page
-    assert 'name="last" value="7"' in page
-    assert f"/queues/{Queue.objects.get().uuid}/limits/ask/" in page
-    refused = start_of(deleted, as_alice, step=3, to="back", first=1, last=8).text
-    assert "With 8 messages, the queue would be over its deletion limit of 10. 7 fit." in refused
-    assert "Start the replay" in start_of(deleted, as_alice, step=3, to="back", first=1, last=7).text
-
-
-def test_the_preview_warns_of_messages_that_were_sent_before(deleted, as_alice, amqp, alice):
-    amqp.queue(NAME)
-    run_once()
-    replay.start(deleted, alice, queue=NAME, last=5)
-    replay.run_due()
-    query = {"step": 3, "to": "back", "last": 20}
-    assert "has sent</" not in start_of(deleted, as_alice, first=6, **query).text
-    assert "If you start this replay, they are sent twice." not in start_of(deleted, as_alice, first=6, **query).text
-    assert "If you start this replay, they are sent twice." in start_of(deleted, as_alice, first=5, **query).text
 
 
 def replay_of(archive, **fields):
@@ -432,7 +333,7 @@ def test_a_deleted_queue_says_first_what_happened_and_offers_its_messages(delete
         r"20 messages are kept until",
         words,
     )
-    assert f'href="/archives/{deleted.uuid}/replay/">Bring the messages back' in page
+    assert f'href="/archives/{deleted.uuid}/restore/">Bring it back' in page
     assert f'href="/archives/{deleted.uuid}/">20 messages' in page
 
 
@@ -558,13 +459,13 @@ def test_the_api_switches_archives_off(as_alice, away):
 # The mail
 
 
-def test_the_mail_of_a_deletion_links_to_the_archive(deleted, as_alice, settings):
+def test_the_mail_of_a_deletion_links_to_the_restore(deleted, as_alice, settings):
     notification = Notification.objects.get(kind="deletion", recipient="alice@example.org")
-    link = f"{settings.GUARDIAN_BASE_URL}/archives/{deleted.uuid}/"
+    link = f"{settings.GUARDIAN_BASE_URL}/archives/{deleted.uuid}/restore/"
     mail = compose(notification)
     assert link in mail.body
     assert f'href="{link}"' in mail.alternatives[0][0]
-    assert as_alice.get(f"/archives/{deleted.uuid}/").status_code == 200
+    assert as_alice.get(f"/archives/{deleted.uuid}/restore/").status_code == 200
     notification.facts["account"] = "alice"  # as for a further address, which has no access
     assert link not in compose(notification).body
 
@@ -572,18 +473,12 @@ def test_the_mail_of_a_deletion_links_to_the_archive(deleted, as_alice, settings
 # In a browser
 
 
-def test_the_page_of_a_replay_shows_its_progress_and_its_end(page: Page, deleted, amqp, alice):
+def test_a_deleted_queue_is_brought_back_with_two_clicks_on_its_page(page: Page, deleted, amqp, alice):
     page.clock.install()
     sign_in(page, alice)
     page.goto(f"/queues/{Queue.objects.get().uuid}/")
-    page.get_by_role("link", name="Bring the messages back").click()
-    expect(page.get_by_text("is not on the broker. Declare it before you continue")).to_be_visible()
-    amqp.queue(NAME)
-    run_once()
-    page.get_by_label("the queue that they come from").check()
-    page.get_by_role("button", name="Next").click()
-    page.get_by_role("button", name="Next").click()
-    page.get_by_role("button", name="Start the replay").click()
+    page.get_by_role("link", name="Bring it back").click()
+    page.get_by_role("button", name="Bring the queue back").click()
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "0")
     assert replay.run_due() == 20
     page.clock.fast_forward("00:02")

@@ -23,6 +23,7 @@ ENDPOINTS = {one: statuses for one, statuses in ENDPOINTS.items() if re.match("a
 NEEDS_BROKER = {
     ("api/queues/<str:uuid>/messages/", "get"),
     ("api/archives/<str:uuid>/replay/", "post"),
+    ("api/archives/<str:uuid>/restore/", "post"),
     ("api/pulse-users/", "post"),
     ("api/pulse-users/<str:username>/", "delete"),
     ("api/pulse-users/<str:username>/rotate-password/", "post"),

@@ -92,7 +92,7 @@ def test_a_deletion_is_shown_until_its_page_was_opened(visit, pulse_user, client
         at = timezone.now() - timedelta(hours=hours)
         queue.events.create(vhost="/", queue_name=queue.name, kind="deleted", at=at, details={"length": 8_001})
     archive = store_archive(b"1", name=deleted.name, queue=deleted)
-    lost = f'href="/archives/{archive.uuid}/replay/">Bring back…</a>'
+    lost = f'href="/archives/{archive.uuid}/restore/">Bring back…</a>'
     assert lost in visit().text
     assert "8,001 messages" in visit().text
     assert f'href="/queues/{old.uuid}/"><span class="mark' not in visit().text
@@ -116,7 +116,7 @@ def test_only_the_archive_of_the_last_deletion_is_offered(visit, pulse_user, cli
     assert ("Bring back…</a>" in visit().text) is offered
     page = client.get(f"/queues/{gone.uuid}/").text
     assert ("is kept</strong>" in page) is offered
-    assert ("Bring the messages back…</a>" in page) is offered
+    assert ("Bring it back…</a>" in page) is offered
 
 
 def test_events_are_those_of_own_queues(visit, pulse_user):

@@ -271,6 +271,7 @@ CALLS = [
     call("archives_download", answer="str", **ARCHIVE),
     call("archives_replay", answer="Replay", status=202, **ARCHIVE,
          body=body("StartReplay", to=lambda world: {"queue": world.queue("q")})),
+    call("archives_restore", answer="Replay", status=202, **ARCHIVE, body=body("StartRestore", first=1, last=1)),
     call("archives_replays_list", answer="list", **ARCHIVE),
     call("archives_replays_retrieve", answer="Replay", **REPLAY),
     call("archives_replays_destroy", status=204, **REPLAY),

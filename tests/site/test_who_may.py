@@ -114,8 +114,8 @@ get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/message
 get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/download/
 get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/delete/
 post                302 404 302 302 404 302 -       archives/<uuid:uuid>/delete/
-get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/replay/
-post                302 404 302 302 404 302 -       archives/<uuid:uuid>/replay/
+get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/restore/
+post                302 404 302 302 404 302 -       archives/<uuid:uuid>/restore/
 get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/replays/<uuid:replay_uuid>/
 post                302 404 302 302 404 302 -       archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/
 get                 302 200 200 200 200 200 -       exchanges/
@@ -191,6 +191,7 @@ delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/
 get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/messages/
 get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/download/
 post                401 404 202 202 404 202 all     api/archives/<str:uuid>/replay/
+post                401 404 202 202 404 202 all     api/archives/<str:uuid>/restore/
 get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/replays/
 get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
 delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
@@ -356,7 +357,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
     ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
     ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
-    ("archives/<uuid:uuid>/replay/", "post"): {"to": "back", "first": 1, "last": 1},
+    ("archives/<uuid:uuid>/restore/", "post"): {"first": 1, "last": 1},
     ("exchanges/delete/", "post"): {"typed": f"exchange/{PULSE_USER}/events"},
     ("pulse-users/<pulse_user:username>/delete/", "post"): {"name": PULSE_USER},
     ("pulse-users/<pulse_user:username>/owners/", "post"): {"email": "operator@example.org"},

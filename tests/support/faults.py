@@ -154,12 +154,21 @@ def _count_effects(last, pipe):
 
         def request_and_note(self, *arguments, **options):
             answer = real(self, *arguments, **options)
-            note(f"AMQP {request}")
+            if not options.get("passive"):
+                note(f"AMQP {request}")
             return answer
 
         setattr(amqp.Channel, request, request_and_note)
 
-    for request in ("queue_delete", "queue_purge", "exchange_delete", "basic_ack", "basic_publish"):
+    for request in (
+        "queue_declare",
+        "queue_bind",
+        "queue_delete",
+        "queue_purge",
+        "exchange_delete",
+        "basic_ack",
+        "basic_publish",
+    ):
         noting(request)
 
     def send_and_note(self, method, target, *arguments, **options):
