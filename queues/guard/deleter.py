@@ -309,7 +309,9 @@ class _Run:
             logger.exception("%s in %s could not be deleted.", queue.name, queue.vhost)
             return Result(queue, limits, error=f"{queue.name} in {queue.vhost}: {error}")
         else:
-            return Result(queue, limits, removed)
+            # What the last list says may be of a moment at which messages were being fetched or published.
+            ready = removed.archived + removed.dropped
+            return Result(queue._replace(ready=ready, unacknowledged=removed.held), limits, removed)
         finally:
             if since := self._memory_alarm:
                 _spent[since] = _spent.get(since, 0.0) + time.monotonic() - began

@@ -133,6 +133,14 @@ def test_a_blocked_queue_whose_limit_is_raised_is_no_longer_blocked(users, alice
     assert dict(Queue.objects.values_list("name", "block_reason")) == {"queue/alice/0": "", "queue/alice/1": "brake"}
 
 
+def test_a_deletion_says_how_long_the_queue_was_when_it_was_deleted(amqp, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 3)
+    deleter.run()
+    assert QueueEvent.objects.get(kind="deleted").details["length"] == 14
+
+
 def test_a_decision_about_another_broker_is_taken_back(amqp, guarded):
     amqp.queue("queue/alice/builds", 11)
     monitor.run_pass()
