@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from django.utils import timezone
 
-from notifications import channels, claims, grouping, mails
+from notifications import channels, claims, grouping, kinds, mails
 from notifications.claims import (
     DeliveryCounts,
     claim,
@@ -96,9 +96,10 @@ def _send_to_one(channel: Channel, message: Message, deadline: float) -> bool:
     """Send a message to its channel, and return False if the time is over. Raises ChannelFailed."""
     if time.monotonic() >= deadline:
         return False
-    _, title, body = message
+    delivery, title, body = message
     try:
-        channels.post(channel, title, body)
+        is_critical = any(kinds.get(one.kind).is_critical for one in delivery)
+        channels.post(channel, title, body, is_critical=is_critical)
     except channels.ChannelFailed:
         raise
     except Exception as error:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from apprise import Apprise, AppriseAsset, NotifyBase, NotifyFormat, OverflowMode, PersistentStoreMode
+from apprise import Apprise, AppriseAsset, NotifyBase, NotifyFormat, NotifyType, OverflowMode, PersistentStoreMode
 from apprise.plugins import url_to_dict
 from apprise.plugins.custom_json import NotifyJSON
 from django.conf import settings
@@ -141,8 +141,10 @@ def send(channel: Channel, title: str, body: str) -> None:
     record_result(channel)
 
 
-def post(channel: Channel, title: str, body: str) -> None:
+def post(channel: Channel, title: str, body: str, *, is_critical: bool = False) -> None:
     """Send a message now, without using the database. The body is truncated to the service's limit.
+
+    Services show a critical message as a failure, in red where they have colours.
 
     Raises ChannelFailed.
     """
@@ -157,8 +159,11 @@ def post(channel: Channel, title: str, body: str) -> None:
     if sender.service != WEBHOOK:
         title, body = (MENTION.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
     public_https.confine(sender.plugin)
+    severity = NotifyType.FAILURE if is_critical else NotifyType.INFO
     delivered, attempt = public_https.run_with_deadline(
-        lambda: sender.plugin.notify(body, title, body_format=NotifyFormat.TEXT, overflow=OverflowMode.TRUNCATE)
+        lambda: sender.plugin.notify(
+            body, title, severity, body_format=NotifyFormat.TEXT, overflow=OverflowMode.TRUNCATE
+        )
     )
     if not delivered or attempt.status is None:
         raise ChannelFailed(_why(attempt))

@@ -64,8 +64,9 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     """Claim and return mails, or messages to channels, that are due: up to ``limit``, oldest first, and their groups.
 
     A notification waits for earlier ones about the same subject to the same recipient, so that messages arrive in
-    order, unless it replaces them. A group waits for the end of the lease under which it is written. It is claimed
-    together with its first notification, so that no other sender claims a part of it.
+    order, unless it replaces them. A critical one does not wait for those that quiet hours defer. A group waits for the
+    end of the lease under which it is written. It is claimed together with its first notification, so that no other
+    sender claims a part of it.
     """
     now = timezone.now()
     is_released = Q(deferred_until=None) | Q(deferred_until__lte=now)
@@ -74,6 +75,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     is_replaced = _any(Q(kind__in=old) & Q(In(OuterRef("kind"), new)) for old, new in kinds.replacements())
     earlier = Notification.objects.filter(
         Unsent,
+        is_released | ~Q(In(OuterRef("kind"), kinds.critical())),
         Q(state=Notification.State.SENDING) | ~is_replaced,
         about=OuterRef("about"),
         recipient=OuterRef("recipient"),

@@ -74,7 +74,7 @@ def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = 
         group = lease.holder if lease is not None and kind.topic else None
         for to in _recipients(notice, interested, operator_addresses):
             deferred = notice.deferred_until
-            if not kind.is_final and (to.channel != EMAIL or to.address not in operator_addresses):
+            if not kind.is_critical and (to.channel != EMAIL or to.address not in operator_addresses):
                 deferred = deferred or deferred_until(*to.quiet, now)
             facts = {**notice.facts, "owners": owners}
             *_, zone = to.quiet

@@ -50,13 +50,14 @@ class Line(NamedTuple):
     owners: str
     url: str
     is_final: bool
+    is_critical: bool
     is_growing: bool
     is_blocked: bool
 
     @property
-    def rank(self) -> tuple[bool, int, str]:
-        """The place in the table: deletions first, then the longest queues."""
-        return not self.is_final, -(self.length or 0), self.queue
+    def rank(self) -> tuple[bool, bool, int, str]:
+        """The place in the table: deletions first, then last calls, then the longest queues."""
+        return not self.is_final, not self.is_critical, -(self.length or 0), self.queue
 
 
 def deliveries(claimed: Sequence[Notification]) -> list[Delivery]:
@@ -160,6 +161,7 @@ def _line(notification: Notification) -> Line:
         owners=", ".join(facts.get("owners", [])),
         url=subject_url(notification),
         is_final=kind.is_final,
+        is_critical=kind.is_critical,
         is_growing=facts.get("state") == "warned" and limit.replace(",", "").isdigit(),
         is_blocked=bool(facts.get("blocked")),
     )

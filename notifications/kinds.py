@@ -27,8 +27,9 @@ class Kind:
 
     - ``topic``: what it says about its subject. A later notification of this topic replaces an unsent one. A
       notification with a topic is not sent once its subject is gone, and may be sent in one message with others.
-    - ``is_final``: it replaces unsent notifications of all topics, is itself never replaced, and waits for no quiet
-      hours.
+    - ``is_final``: it replaces unsent notifications of all topics, and is itself never replaced.
+    - ``is_critical``: something is lost, or will be soon. It waits for no quiet hours, owners choose it as they choose
+      deletions, and channels show it as a failure.
     - ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in.
     - ``content`` returns what the message says, and raises ``Obsolete``.
     - ``brief`` returns what the facts say, for a table. A kind with a topic needs it.
@@ -39,6 +40,7 @@ class Kind:
     content: Callable[["Notification"], Content]
     topic: str = ""
     is_final: bool = False
+    is_critical: bool = False
     needs_active_recipient: bool = False
     brief: Callable[[Mapping[str, Any]], Brief] = lambda facts: Brief("", "")
 
@@ -67,6 +69,10 @@ def choices() -> list[tuple[str, str]]:
 
 def names() -> list[str]:
     return list(_kinds)
+
+
+def critical() -> list[str]:
+    return [kind.name for kind in _kinds.values() if kind.is_critical]
 
 
 def replacements() -> list[tuple[list[str], list[str]]]:

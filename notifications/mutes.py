@@ -13,7 +13,7 @@ DELETION = "deletion"
 
 TOPICS = {
     "length": "Warnings, and the end of a warning",
-    DELETION: "Deletions",
+    DELETION: "Deletions, and the last call before one",
     "consumers": "Queues without consumers",
     "progress": "Stalled consumers",
 }
@@ -28,7 +28,7 @@ Mutes = dict[tuple[int, str, str], set[str]]
 
 def topic_of(kind: Kind) -> str:
     """Return the topic by which a kind of notification is chosen, or an empty text if it can't be muted."""
-    topic = DELETION if kind.is_final else kind.topic
+    topic = DELETION if kind.is_critical else kind.topic
     return topic if topic in TOPICS else ""
 
 

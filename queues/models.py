@@ -158,6 +158,10 @@ class Queue(models.Model):
         db_column="folded", default=0, help_text="The changes in this quiet period that no message reported."
     )
 
+    last_call_limit = models.PositiveIntegerField(
+        null=True, help_text="The deletion limit of the last call, in messages; empty: none was sent."
+    )
+
     first_seen = models.DateTimeField()  # of the present queue: anew when it is declared after it was gone
     last_seen = models.DateTimeField(
         help_text="When the row was last written while the queue existed. With 0 misses the queue exists now."
@@ -203,6 +207,7 @@ class QueueEvent(models.Model):
 
     class Kind(models.TextChoices):
         WARNED = "warned", "reached its warning threshold"
+        LAST_CALL = "last_call", "last call before its deletion"
         RECOVERED = "recovered", "back to normal"
         DELETABLE = "condemned", "over its deletion limit"
         KEPT = "kept", "kept after a recheck"

@@ -36,7 +36,7 @@ VALID_FAILURE_REASONS = {
 }
 """Reasons to give up a notification before a day of attempts."""
 
-QUEUE_KINDS = ["warning", "recovery", "summary", "deletion"]
+QUEUE_KINDS = ["warning", "last-call", "recovery", "summary", "deletion"]
 """The kinds of notifications about a queue's state."""
 
 REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
@@ -125,7 +125,7 @@ def _outdated_states(*, settled: bool) -> list[str]:
             wrong.append(f"{queue} is {queue.state}, but the notified state is {queue.notified_state}")
         for operator in audience.operators():
             told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None))
-            is_told_warned = told.kind in ("warning", "summary") and told.state == Queue.State.WARNED
+            is_told_warned = told.kind in ("warning", "last-call", "summary") and told.state == Queue.State.WARNED
             if is_told_warned != (queue.notified_state == Queue.State.WARNED):
                 wrong.append(
                     f"the notified state of {queue} is {queue.notified_state}, "

@@ -10,8 +10,7 @@ from typing import Any
 from queues.guard.pass_run import PassRun, deletion_settings, guarded_vhosts, rules
 from queues.models import Watch
 from queues.rules import thresholds
-from queues.rules.comparison import Observation
-from queues.rules.rows import Rules
+from queues.rules.rows import Observation, Rules
 from rabbit.snapshot import Snapshot
 
 

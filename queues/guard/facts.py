@@ -19,6 +19,7 @@ from notifications import audience
 from queues.guard import feeding
 from queues.models import QueueSample
 from queues.rules import growth
+from queues.rules.changes import Message
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import GONE, Thresholds, is_spared
 from rabbit import amqp
@@ -68,7 +69,7 @@ class Feed(NamedTuple):
 class Facts:
     """The feeds and recent samples of some queues."""
 
-    def __init__(self, feeds: dict[QueueName, Feed], samples: dict[int | None, list[Sample]], now: datetime) -> None:
+    def __init__(self, feeds: dict[QueueName, Feed], samples: dict[int, list[Sample]], now: datetime) -> None:
         self._feeds = feeds
         self._samples = samples
         self._now = now
@@ -92,7 +93,8 @@ class Facts:
         names = {(queue.vhost, queue.name): queue.registered for queue in queues}
         registered = {name for name, is_registered in names.items() if is_registered}
         feeds = fetch_feeds(management, amqp_url, list(names), total_queues, registered)
-        return cls(feeds, _samples([queue.id for queue in queues], now), now)
+        ids = [queue.id for queue in queues if queue.id is not None]
+        return cls(feeds, recent_samples(ids, now), now)
 
     @classmethod
     def gather_for_recipients(
@@ -103,9 +105,15 @@ class Facts:
         with_recipients = [queue for queue in queues if audience.has_recipients(queue.ownership, people)]
         return cls.gather(management, broker.amqp_url(), with_recipients, now, total_queues=total_queues)
 
+    def limited(self, messages: Iterable[Message]) -> set[QueueName]:
+        """Return the queues of these messages that the broker itself keeps within their deletion limit."""
+        keys = {(one.queue.vhost, one.queue.name): one.thresholds for one in messages}
+        limits = {key: self._feeds.get(key, Feed()).limit for key in keys}
+        return {key for key, limit in limits.items() if limit is not None and limit.keeps_within(keys[key].max)}
+
     def of(self, queue: StoredQueue, thresholds: Thresholds, merged: int = 0) -> dict[str, Any]:
         """Return the facts of a message about this queue, as JSON. Lengths are messages, times seconds."""
-        samples = list(self._samples.get(queue.id, []))
+        samples = list(self._samples.get(queue.id, ())) if queue.id is not None else []
         if queue.length is not None:
             samples.append((self._now, queue.length))
         growing = growth.growth(samples, thresholds.max)
@@ -322,17 +330,17 @@ def _binding_facts(feed: Feed) -> dict[str, Any]:
     return {"bindings": bindings[:MAX_BINDINGS_SHOWN], "more_bindings": len(bindings[MAX_BINDINGS_SHOWN:]), **leading}
 
 
-def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[Sample]]:
-    stored = [(id_,) for id_ in ids if id_ is not None]
-    if not stored:
+def recent_samples(queues: Collection[int], now: datetime) -> dict[int, list[Sample]]:
+    """Return the samples over which the growth of these queues is measured, oldest first, by id."""
+    if not queues:
         return {}
     # As growth.since. A queue that returns in this pass is still stored as gone: all its samples are from before.
     rows = QueueSample.objects.filter(
-        bulk.among(QueueSample, ("queue",), stored),
+        bulk.among(QueueSample, ("queue",), [(id_,) for id_ in queues]),
         at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS),
         queue__first_seen__lte=F("at"),
     ).exclude(queue__state=GONE)
-    samples: dict[int | None, list[Sample]] = {}
+    samples: dict[int, list[Sample]] = {}
     for queue, at, length in rows.order_by("at").values_list("queue", "at", "length"):
         samples.setdefault(queue, []).append((at, length))
     return samples

@@ -22,14 +22,14 @@ from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.guard import alarms, deleter, recording, registered, unguarded
 from queues.guard.brake_table import LONGEST_FIRST, in_order, lines_of_pass
-from queues.guard.facts import Facts
+from queues.guard.facts import Facts, recent_samples
 from queues.guard.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
 from queues.guard.persistence import Inventory, load, stored_queues, write
 from queues.mails import kinds
 from queues.models import Queue, QueueEvent, Watch
 from queues.rules.changes import Changes
-from queues.rules.comparison import Observation, compare
-from queues.rules.rows import Registrations, StoredQueue, with_exact_lengths
+from queues.rules.comparison import compare
+from queues.rules.rows import Observation, Registrations, StoredQueue, with_exact_lengths
 from queues.rules.thresholds import GONE
 from rabbit import amqp, deadline, snapshot
 from rabbit.addresses import two_clusters
@@ -135,6 +135,7 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
         return
     queues = [message.queue for message in changes.messages]
     facts = Facts.gather_for_recipients(run.management, queues, run.now, changes.listed)
+    changes.withdraw_last_calls(facts.limited(changes.last_calls))
     write(run, lease, observation, changes, facts, inventory)
     report.decided = [one.queue.id for one in changes.deletable if one.queue.id is not None]
     report.deleted = len(changes.deleted)
@@ -285,17 +286,22 @@ def _observe(run: PassRun) -> tuple[Observation, Changes]:
 
 
 def _compare(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> tuple[Observation, Changes]:
-    """Load and compare. If lagging or missing lengths matter, ask for them by passive declares and compare again."""
+    """Load and compare. Compare again with what is fetched for single queues only.
+
+    These are the exact lengths of queues whose lagging or missing length matters, by passive declares, and the samples
+    of growing queues.
+    """
     run.report.listing_seconds = listing.seconds
     observation = load(run, listing, stored)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     uncounted = unguarded.uncounted(run.watch, listing, run.rules, run.now)
     unknown = unguarded.to_declare(uncounted, run.now)
-    if changes.unconfirmed or unknown:
+    if changes.unconfirmed or unknown or changes.growing:
         depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
         depths |= amqp.declare_passively(broker.amqp_url(), unknown, unguarded.DECLARE_SECONDS)
         listing = with_exact_lengths(listing, {*changes.unconfirmed, *unknown}, depths, observation.stored)
-        observation = replace(observation, snapshot=listing)
+        samples = recent_samples(changes.growing, run.now)
+        observation = replace(observation, snapshot=listing, samples=samples)
         changes = compare(observation, run.rules, now=run.now, force=run.force)
     changes.uncounted = uncounted
     return observation, changes

@@ -2,7 +2,7 @@
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -17,17 +17,18 @@ from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
 from queues.guard import alarms, recovering, registered, unguarded
+from queues.guard.destroying import Target, why_not
 from queues.guard.earlier_settings import earlier_rules, settings_to_store
 from queues.guard.facts import Facts
 from queues.guard.pass_run import PassRun
 from queues.guard.recording import stored, write_events
 from queues.mails import kinds
 from queues.mails.subject import subject_key
-from queues.models import Queue, QueueEvent, QueueSample, Watch
+from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
 from queues.rules.brake import after_pass, released_queues
 from queues.rules.changes import Changes, Message
-from queues.rules.comparison import Observation
-from queues.rules.rows import NO_REGISTRATIONS, Earlier, Registrations, StoredPulseUser, StoredQueue
+from queues.rules.quiet import MessageKind
+from queues.rules.rows import NO_REGISTRATIONS, Earlier, Observation, Registrations, StoredPulseUser, StoredQueue
 from queues.rules.thresholds import DELETING, GONE, MemoryPressure
 from queues.rules.turns import LONGEST_GAP
 from rabbit import memory, snapshot
@@ -163,7 +164,8 @@ def write(
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
         writing.keep_fetched([queue.id for queue in changes.gone if queue.id is not None])
-        notices = [_notice(message, facts) for message in changes.messages]
+        unarchived = _without_archives(changes.last_calls)
+        notices = [_notice(message, facts, unarchived) for message in changes.messages]
         notices += _operator_notices(changes, observation, run.watch, run.now)
         run.report.notifications = enqueue.enqueue(notices, run.now, lease)
         _update_watch(run.watch, changes, observation, inventory, run.now)
@@ -264,9 +266,21 @@ def _lock_and_find_missing(model: type[PulseUser | Owner], ids: set[int | None])
     return ids - set(rows.order_by("id").values_list("id", flat=True))
 
 
-def _notice(message: Message, facts: Facts) -> Notice:
+def _without_archives(messages: Sequence[Message]) -> set[int]:
+    """Return the ids of the Pulse users of these messages that have archives switched off."""
+    ids = {one.queue.pulse_user_id for one in messages if one.queue.pulse_user_id is not None}
+    off = PulseUser.objects.filter(pk__in=ids, keeps_archives=False)
+    return set(off.values_list("pk", flat=True)) if ids else set()
+
+
+def _notice(message: Message, facts: Facts, unarchived: Collection[int]) -> Notice:
+    """Return the notice of a message. Queues of the Pulse users in ``unarchived`` are not archived."""
     queue = message.queue
     content = facts.of(queue, message.thresholds, message.merged)
+    if message.kind is MessageKind.LAST_CALL:
+        is_archived = queue.pulse_user_id not in unarchived
+        target = Target(queue.vhost, queue.name, queue.type, Archive.Reason.LENGTH, is_archived=is_archived)
+        content["why_not_archived"] = why_not(target)
     return Notice(message.kind.value, content, subject_key(queue.id), *queue.ownership)
 
 

@@ -92,7 +92,7 @@ def write_states(queues: Iterable[StoredQueue], now: datetime) -> None:
     """Write the states of these queues, the messages already sent about them, and when there was an outcome."""
     fields = (
         "state", "misses", "delete_sent_at", "notified_state", "quiet_until", "recovery_notified", "merged",
-        "over_unacked_since",
+        "last_call_limit", "over_unacked_since",
     )  # fmt: skip
     rows = [
         (queue.id, *(getattr(queue, name) for name in fields), None if queue.state == DELETING else now)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 
@@ -18,6 +20,7 @@ from notifications.content import (
     Table,
     Why,
     as_of,
+    local_time,
     name_in_subject,
     subject_url,
 )
@@ -44,6 +47,46 @@ def warning(notification: Notification) -> Content:
         advice=_advice(facts),
     )
     return _about_queue(notification, said)
+
+
+def last_call(notification: Notification) -> Content:
+    """Return the message that Guardian is about to delete a queue."""
+    facts = notification.facts
+    length, limit, left = messages(facts["length"]), f"{facts['max']:,}", facts["seconds_to_max"]
+    if left is None:
+        ending = f"has {facts['length']:,} of {limit} messages"
+        when = f"when it has more than {limit}. It does not grow at the moment"
+    else:
+        ending = f"is deleted in {duration(left)}"
+        at = local_time(notification, notification.created + timedelta(seconds=left))
+        when = f"past {limit}. At its present rate, that is in {duration(left)}, at {at}"
+    said = Content(
+        subject=f"Last call: {_name(facts)} {ending}",
+        happened=f"{_the_queue(facts)} has {length}. Guardian deletes it {when}.",
+        next=" ".join(_kept_at_deletion(facts)),
+        advice=f"{_advice(facts)} To get more time, ask for a higher limit on its page, or purge it.",
+    )
+    return _about_queue(notification, said)
+
+
+def _kept_at_deletion(facts: Details) -> list[str]:
+    """Return what becomes of the messages of a queue if Guardian deletes it, in sentences."""
+    if facts.get("why_not_archived"):
+        return [
+            "If Guardian deletes the queue, all its messages are lost: they can't be archived, because "
+            f"{facts['why_not_archived']}."
+        ]
+    days = counted(settings.GUARDIAN_ARCHIVE_DAYS, "day")
+    size = filesizeformat(settings.GUARDIAN_ARCHIVE_MAX_BYTES).replace("\N{NO-BREAK SPACE}", " ")
+    kept = [
+        f"Before Guardian deletes the queue, it archives the ready messages for {days}, so that you can bring them "
+        f"back: up to {messages(settings.GUARDIAN_ARCHIVE_MAX_MESSAGES)} or {size}."
+    ]
+    if facts["unacknowledged"]:
+        kept.append(
+            f"It can't archive unacknowledged messages: {facts['unacknowledged']:,} at the moment. They are lost."
+        )
+    return kept
 
 
 def recovery(notification: Notification) -> Content:

@@ -6,12 +6,17 @@ from notifications.kinds import Brief
 from queues.mails import about_broker, about_queues
 from queues.mails.about_queues import Details
 
-WARNED, NORMAL = "over the warning threshold", "back to normal"
+WARNED, NEAR_LIMIT, NORMAL = "over the warning threshold", "near the deletion limit", "back to normal"
 
 
 def _summary(facts: Details) -> Brief:
     state = WARNED if facts.get("state") == "warned" else NORMAL
     return Brief(f"{state}, after {counted(facts.get('folded', 0), 'change')}", state)
+
+
+def _last_call(facts: Details) -> Brief:
+    left = duration(facts["seconds_to_max"])
+    return Brief(f"{NEAR_LIMIT}, {left} left" if left else NEAR_LIMIT, NEAR_LIMIT)
 
 
 def _deletion(facts: Details) -> Brief:
@@ -40,6 +45,14 @@ WARNING = kinds.register(
     topic=LENGTH,
     brief=lambda facts: Brief(WARNED, WARNED),
 )
+LAST_CALL = kinds.register(
+    "last-call",
+    "a queue is about to reach its deletion limit",
+    about_queues.last_call,
+    topic=LENGTH,
+    is_critical=True,
+    brief=_last_call,
+)
 RECOVERY = kinds.register(
     "recovery",
     "a queue is back to normal",
@@ -55,7 +68,13 @@ SUMMARY = kinds.register(
     brief=_summary,
 )
 DELETION = kinds.register(
-    "deletion", "Guardian deleted a queue", about_queues.deletion, topic=LENGTH, is_final=True, brief=_deletion
+    "deletion",
+    "Guardian deleted a queue",
+    about_queues.deletion,
+    topic=LENGTH,
+    is_final=True,
+    is_critical=True,
+    brief=_deletion,
 )
 LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", about_queues.limit_request)
 LIMIT_ANSWER = kinds.register(

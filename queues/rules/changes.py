@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from queues.models import QueueEvent
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import (
@@ -60,6 +61,7 @@ class Changes:
     ``for_memory`` are the queues over a limit that memory pressure lowered.
     ``emptied`` are queues whose attempts to archive their messages no longer matter.
     ``returned_nodes`` begin to recover, because quorum queues on them are listed again.
+    ``growing`` are queues about which a last call is due if they grow fast enough.
     ``long_exclusive`` are exclusive queues over their deletion limit, ``unaddressable`` those with an unusable name.
     ``uncounted`` are quorum queues that are listed without message counts, and since when.
     """
@@ -87,6 +89,7 @@ class Changes:
     newly_blocked_groups: int = 0
     unconfirmed: list[QueueName] = field(default_factory=list)
     for_memory: list[QueueName] = field(default_factory=list)
+    growing: list[int] = field(default_factory=list)
     emptied: list[StoredQueue] = field(default_factory=list)
     returned_nodes: frozenset[str] = frozenset()
     long_exclusive: list[QueueName] = field(default_factory=list)
@@ -112,6 +115,27 @@ class Changes:
             return queue._replace(owner_id=None) if queue.owner_id in departed else queue
 
         self.replace_queues(without_concurrent_edits)
+
+    @property
+    def last_calls(self) -> list[Message]:
+        return [message for message in self.messages if message.kind is MessageKind.LAST_CALL]
+
+    def withdraw_last_calls(self, limited: Collection[QueueName]) -> None:
+        """Drop the last calls about queues that the broker itself keeps within their limit.
+
+        A queue that was not warned about before gets a warning instead.
+        """
+
+        new = {one.queue for one in self.events if one.kind == QueueEvent.Kind.WARNED}
+        messages, self.messages = self.messages, []
+        for message in messages:
+            queue = message.queue
+            if message.kind is not MessageKind.LAST_CALL or (queue.vhost, queue.name) not in limited:
+                self.messages.append(message)
+                continue
+            self.events.remove(Event(queue, QueueEvent.Kind.LAST_CALL))
+            if queue in new:
+                self.messages.append(message._replace(kind=MessageKind.WARNING))
 
     def set_ids(self, ids: Mapping[QueueName, int]) -> None:
         if ids:

@@ -4,12 +4,12 @@ Everything here is pure. ``guard/monitor.py`` fetches the input and writes the r
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from queues.models import Queue, QueueEvent
+from queues.rules import last_call
 from queues.rules.brake import brake_limit, groups_to_block
 from queues.rules.changes import Changes, Deletable, Event, Message
 from queues.rules.messages_due import with_over_unacked, with_state
@@ -18,11 +18,9 @@ from queues.rules.rows import (
     FROM_LIST,
     FROM_LIST_FIELDS,
     GONE_FIELDS,
-    Earlier,
+    Observation,
     OwnershipFields,
-    Registrations,
     Rules,
-    StoredPulseUser,
     StoredQueue,
     from_listed,
 )
@@ -43,40 +41,17 @@ from queues.rules.thresholds import (
     relief_bytes,
     resolve,
 )
-from rabbit.memory import NodeMemory
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
 from rabbit.snapshot import (
     CLASSIC,
     TYPES_WITHOUT_LENGTH,
     UNKNOWN_TYPE,
     ListedQueue,
-    Snapshot,
     with_type,
 )
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
-
-
-@dataclass(frozen=True)
-class Observation:
-    """The input of a comparison: the snapshot, and the rows that were read after it was fetched.
-
-    ``stored`` has the queues that are not gone, and the gone ones that are listed again, by (vhost, name).
-    ``memory`` has the running nodes, if the policy needs it, and ``held`` the bytes of memory that each queue holds, if
-    a node is under pressure. Queues of ``stopped_vhosts`` never count as missing. Queues that an operator ``released``
-    are not blocked.
-    """
-
-    snapshot: Snapshot
-    stored: Mapping[QueueName, StoredQueue]
-    pulse_users: Mapping[str, StoredPulseUser]
-    registrations: Registrations
-    earlier: Earlier
-    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
-    held: Mapping[QueueName, int] = field(default_factory=dict)
-    stopped_vhosts: frozenset[str] = frozenset()
-    released: frozenset[QueueName] = frozenset()
 
 
 def compare(observation: Observation, rules: Rules, *, now: datetime, force: bool) -> Changes:
@@ -265,7 +240,7 @@ class _Comparison:
         verdict = judge(queue.last_notified_state, listed.length, judged_by, spared=spared)
         if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
-        if verdict.action is Action.DELETE and thresholds.max < self._thresholds(queue, self.rules, BrokerState()).max:
+        if verdict.action is Action.DELETE and thresholds.max < self._limit_without_pressure(queue):
             self.changes.for_memory.append(key)
         if listed.exclusive and listed.length is not None and listed.length > thresholds.max:
             self.changes.long_exclusive.append(key)
@@ -471,12 +446,33 @@ class _Comparison:
         after, message = with_state(queue, state, thresholds, self.rules, self.now)
         if message is None and repeat_warning:
             message = Message(after, MessageKind.WARNING, thresholds)
+        is_last_call = state == WARNED and self._is_last_call_due(after, thresholds)
+        if is_last_call:
+            limit = self._limit_without_pressure(queue)
+            after, message = last_call.with_last_call(after, thresholds, limit, self.now, self.rules.quiet_seconds)
         if message is not None:
             self.changes.messages.append(message)
         if state != queue.last_notified_state:
             kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
             self.changes.events.append(Event(after, kind))
+        if is_last_call:
+            self.changes.events.append(Event(after, QueueEvent.Kind.LAST_CALL))
         self._record_row(after)
+
+    def _is_last_call_due(self, queue: StoredQueue, thresholds: Thresholds) -> bool:
+        """Return whether the last call about a queue over its warning threshold is due, as far as samples show it."""
+        row, length = self.stored.get((queue.vhost, queue.name)), queue.length
+        if length is None or not last_call.may_be_due(queue, thresholds, self._limit_without_pressure(queue)):
+            return False
+        if last_call.is_near(length, thresholds):
+            return True
+        if row is None or row.id is None or row.length is None or length <= row.length:
+            return False
+        self.changes.growing.append(row.id)
+        return last_call.is_soon(self.observation.samples.get(row.id, ()), length, thresholds.max, self.now)
+
+    def _limit_without_pressure(self, queue: StoredQueue) -> int:
+        return self._thresholds(queue, self.rules, BrokerState()).max
 
     def _record_row(self, queue: StoredQueue) -> None:
         row = self.stored.get((queue.vhost, queue.name))

@@ -29,6 +29,7 @@ class MessageKind(Enum):
 
     NONE = ""
     WARNING = "warning"
+    LAST_CALL = "last-call"
     RECOVERY = "recovery"
     SUMMARY = "summary"
 
@@ -61,6 +62,13 @@ def next_message(
     if state == OK and period.notified_state == WARNED and not period.recovery_sent:
         return period._replace(notified_state=OK, recovery_sent=True), MessageKind.RECOVERY
     return period._replace(merged=period.merged + 1), MessageKind.NONE
+
+
+def after_last_call(period: QuietPeriod, now: datetime, quiet_seconds: int) -> QuietPeriod:
+    """Return the quiet period after a last call, which is sent in any. Without an open one, it opens one."""
+    if period.until is None or is_over(period.until, now):
+        return QuietPeriod(WARNED, _end(now, quiet_seconds))
+    return period._replace(notified_state=WARNED, merged=0)
 
 
 def _close(period: QuietPeriod, state: str, now: datetime, quiet_seconds: int) -> tuple[QuietPeriod, MessageKind]:

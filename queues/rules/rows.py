@@ -1,13 +1,14 @@
 """What a pass knows of each queue: the stored row, the settings, the registrations. Pure."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from notifications.audience import Ownership
 from queues.models import Queue
+from queues.rules.growth import Sample
 from queues.rules.quiet import QuietPeriod
 from queues.rules.thresholds import (
     DELETING,
@@ -17,6 +18,7 @@ from queues.rules.thresholds import (
     is_spared,
 )
 from rabbit.amqp import DeclareOk
+from rabbit.memory import NodeMemory
 from rabbit.names import NameKind, QueueName, kind_of_queue
 from rabbit.snapshot import (
     UNKNOWN_TYPE,
@@ -53,6 +55,7 @@ class StoredQueue(NamedTuple):
     quiet_until: datetime | None
     recovery_notified: bool
     merged: int
+    last_call_limit: int | None
     over_unacked_since: datetime | None
     block_reason: str
     unbounded: bool
@@ -82,7 +85,9 @@ class StoredQueue(NamedTuple):
         return QuietPeriod(self.notified_state, self.quiet_until, self.recovery_notified, self.merged)
 
     def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
+        """Return the queue after a message. After one that it is back to normal, the last call may be due again."""
         return self._replace(
+            last_call_limit=self.last_call_limit if after.notified_state != OK else None,
             notified_state=after.notified_state,
             quiet_until=after.until,
             recovery_notified=after.recovery_sent,
@@ -98,6 +103,7 @@ GONE_FIELDS: Mapping[str, Any] = {
     "delete_sent_at": None,
     "over_unacked_since": None,
     "block_reason": "",
+    "last_call_limit": None,
 }
 """The columns of a queue that is gone."""
 
@@ -201,11 +207,33 @@ class Earlier(NamedTuple):
     recovered: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Observation:
+    """The input of a comparison: the snapshot, and the rows that were read after it was fetched.
+
+    ``stored`` has the queues that are not gone, and the gone ones that are listed again, by (vhost, name).
+    ``memory`` has the running nodes, if the policy needs it, and ``held`` the bytes of memory that each queue holds, if
+    a node is under pressure. Queues of ``stopped_vhosts`` never count as missing. Queues that an operator ``released``
+    are not blocked. ``samples`` are the recent lengths of growing queues, by id.
+    """
+
+    snapshot: Snapshot
+    stored: Mapping[QueueName, StoredQueue]
+    pulse_users: Mapping[str, StoredPulseUser]
+    registrations: Registrations
+    earlier: Earlier
+    memory: Mapping[str, NodeMemory] = field(default_factory=dict)
+    held: Mapping[QueueName, int] = field(default_factory=dict)
+    stopped_vhosts: frozenset[str] = frozenset()
+    released: frozenset[QueueName] = frozenset()
+    samples: Mapping[int, Sequence[Sample]] = field(default_factory=dict)
+
+
 def from_listed(listed: ListedQueue) -> StoredQueue:
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, decided_at=None, decided_for="", decided_limit=None, is_released=False,
-        notified_state=OK, quiet_until=None, recovery_notified=False, merged=0,
+        notified_state=OK, quiet_until=None, recovery_notified=False, merged=0, last_call_limit=None,
         over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
         attempted_at=None, returned_at=None,
     )  # fmt: skip

@@ -251,6 +251,23 @@ SENTENCES = {
         ["Guardian deleted the queue queue/alice/builds.",
          "It had 8,001 messages, and its deletion limit is 8,000."],
     ),
+    "a last call": (
+        "last-call", {"length": 7_000},
+        ["Last call: queue/alice/builds is deleted in 28 minutes",
+         "has 7,000 messages. Guardian deletes it past 8,000. At its present rate, that is in 28 minutes, at "
+         "2026-01-01 00:28 UTC.",
+         "archives the ready messages for 7 days", "up to 20,000 messages or 64.0 MB",
+         "It can't archive unacknowledged messages: 104 at the moment.", "Start its consumer: the queue has none.",
+         "ask for a higher limit"],
+    ),
+    "a last call about a queue that does not grow": (
+        "last-call", {"length": 7_000, "seconds_to_max": None},
+        ["Last call: queue/alice/builds has 7,000 of 8,000 messages", "It does not grow at the moment."],
+    ),
+    "a last call about a queue that is not archived": (
+        "last-call", {"why_not_archived": "archives are switched off for it"},
+        ["all its messages are lost: they can't be archived, because archives are switched off for it."],
+    ),
     "an alarm over": ("alarm-over", {}, ["Publishers can publish again"]),
     "an alarm over with its node": ("alarm-over", {"running": False}, ["because the node is down.", "Start the node."]),
     "a node back": ("node-back", {}, ["The node rabbit@a is running again"]),

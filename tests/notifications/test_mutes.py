@@ -8,7 +8,7 @@ from accounts.models import NotificationAddress
 from notifications import kinds, mutes
 from notifications.enqueue import Notice, enqueue
 from notifications.models import Channel, Mute, Notification
-from queues.mails.kinds import DELETION, NO_CONSUMERS, OUTAGE, WARNING
+from queues.mails.kinds import DELETION, LAST_CALL, NO_CONSUMERS, OUTAGE, WARNING
 from tests.support.api import Program
 
 pytestmark = pytest.mark.django_db
@@ -32,7 +32,7 @@ def test_a_muted_topic_is_not_sent_to_that_owner_in_that_channel(pulse_user, ali
     chat_of_alice = (alice.email, chat.uuid.hex)
     assert sent_to(pulse_user, WARNING) == {(bob.email, "email"), chat_of_alice}
     everybody = {(alice.email, "email"), chat_of_alice, (bob.email, "email")}
-    assert sent_to(pulse_user, DELETION) == everybody
+    assert sent_to(pulse_user, DELETION) == sent_to(pulse_user, LAST_CALL) == everybody
     assert sent_to(pulse_user, NO_CONSUMERS) == everybody
 
 

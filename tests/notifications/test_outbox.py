@@ -639,7 +639,7 @@ def test_channels_have_one_sender_at_a_time(pulse_user, room, webhook, mailbox):
 def test_hanging_channels_occupy_one_worker_for_a_limited_time(pulse_user, mailbox, monkeypatch, clock):
     hanging, timed_out = [], threading.Event()
 
-    def hang(channel, title, body):
+    def hang(channel, title, body, **options):
         hanging.append(channel)
         assert timed_out.wait(30)
         raise channels.ChannelFailed("it hangs")
@@ -666,10 +666,10 @@ def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
     bad = channels.create_channel(alice, "bad", webhook.url("/bad"))
     post = channels.post
 
-    def fail_for_one(channel, title, body):
+    def fail_for_one(channel, title, body, **options):
         if channel == bad:
             raise RuntimeError("can't start new thread for https://example.org/s3cr3t")
-        post(channel, title, body)
+        post(channel, title, body, **options)
 
     monkeypatch.setattr(channels, "post", fail_for_one)
     notify_owners(pulse_user, "warning")
@@ -686,7 +686,7 @@ def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
 def test_a_delivery_is_recorded_before_the_next_one_ends(pulse_user, room, mailbox, monkeypatch):
     seen, may_arrive = [], threading.Event()
     monkeypatch.setattr(
-        channels, "post", lambda *_: seen.append(1) or (may_arrive.wait(30) if len(seen) == 2 else None)
+        channels, "post", lambda *_, **__: seen.append(1) or (may_arrive.wait(30) if len(seen) == 2 else None)
     )
     notify_owners(pulse_user, "warning")
     notify_owners(pulse_user, "warning")
@@ -761,6 +761,19 @@ def test_a_deletion_is_not_deferred_and_replaces_deferred_notifications(pulse_us
     assert left(channel="email") == [
         (kind, "failed", "A later notification replaces it.") for kind in ("warning", "recovery", "no-consumers")
     ]
+
+
+def test_a_last_call_is_sent_in_quiet_hours_before_deferred_notifications_and_is_critical_in_channels(
+    pulse_user, quiet, room, webhook, mailbox
+):
+    notify_owners(pulse_user, "warning", "no-consumers", "last-call")
+    send_due()
+    assert [mail.message["X-Guardian-Kind"] for mail in mailbox.to("alice@example.org")] == ["last-call"]
+    assert [request.json["type"] for request in webhook.received] == ["failure"]
+    pass_time(minutes=61)
+    send_due()
+    assert left(channel="email") == [("warning", "failed", "A later notification replaces it.")]
+    assert [request.json["type"] for request in webhook.received] == ["failure", "info"]
 
 
 def test_a_notification_is_not_replaced_by_one_of_another_topic(pulse_user, mailbox):
