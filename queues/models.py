@@ -233,6 +233,9 @@ class QueueEvent(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
     )
     details = BrokerJSONField(default=dict, help_text="The figures behind the decision.")
+    dismissed_by = models.ManyToManyField(
+        settings.AUTH_USER_MODEL, related_name="+", help_text="The owners whose front page no longer shows a deletion."
+    )
 
     class Meta:
         ordering = ["-at", "-id"]

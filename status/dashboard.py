@@ -1,17 +1,17 @@
 """The page that a visitor sees first: what needs attention, and what happened."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.urls import reverse
 
 from accounts.access import vouching
 from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
-from core.formatting import duration
+from core.formatting import counted, duration
 from queues.actions import limit_requests
 from queues.models import Archive, Queue, QueueEvent, Watch
 from queues.pages.queue import describe_event
@@ -65,6 +65,7 @@ class Dashboard(NamedTuple):
     counts: Counts
     attention: int
     deleted: Sequence[Deleted]
+    more_deleted: int
     queues: Sequence[tuple[Row, Step]]
     events: Sequence[Happened]
     pulse_users: int
@@ -76,16 +77,24 @@ class Dashboard(NamedTuple):
     access_requests: Sequence[Owner]
 
     @property
+    def headline(self) -> str:
+        total, attention = self.counts.total, self.attention
+        deleted = len(self.deleted) + self.more_deleted
+        parts = [f"{counted(deleted, 'queue')} deleted"] if deleted else []
+        if attention:
+            parts.append(f"{attention:,} of {counted(total, 'queue')} need{'s' if attention == 1 else ''} attention")
+        elif total:
+            parts.append(f"{counted(total, 'queue')}, {'all ' if total > 1 else ''}healthy")
+        return "; ".join(parts) or f"You have no queue{'' if self.counts.gone else ' yet'}"
+
+    @property
     def more(self) -> int:
         """The number of queues that need attention and aren't shown."""
         return self.attention - len(self.queues)
 
 
-def dashboard(visitor: Owner, now: datetime, seen: Collection[int] = ()) -> Dashboard:
-    """Return the content of the page of an owner; an operator sees everything. The broker is not queried.
-
-    ``seen`` are the keys of the deletions that the visitor has looked at.
-    """
+def dashboard(visitor: Owner, now: datetime) -> Dashboard:
+    """Return the content of the page of an owner; an operator sees everything. The broker is not queried."""
     mine = Queue.objects.seen_by(visitor)
     counts = add_up(count_by_state(mine))
     watch = Watch.objects.filter(id=1).first()
@@ -98,7 +107,7 @@ def dashboard(visitor: Owner, now: datetime, seen: Collection[int] = ()) -> Dash
     return Dashboard(
         counts,
         counts.attention + len(soon),
-        _deleted(visitor, mine, now, seen),
+        *_deleted(visitor, mine, now),
         [(row, next_step(row, visitor)) for row in sorted([*soon, *worst], key=_urgency)[:QUEUES_SHOWN]],
         _events(visitor),
         PulseUser.objects.seen_by(visitor).count(),
@@ -132,16 +141,23 @@ def next_step(row: Row, visitor: Owner) -> Step:
     return Step("Open", reverse("queue", args=[queue.uuid]))
 
 
-def _deleted(visitor: Owner, mine: QuerySet[Queue], now: datetime, seen: Collection[int]) -> list[Deleted]:
-    """Return the queues that Guardian deleted in the last day and nobody declared again, the latest first."""
+def _deleted(visitor: Owner, mine: QuerySet[Queue], now: datetime) -> tuple[list[Deleted], int]:
+    """Return the queues that Guardian deleted in the last day, the latest first, and the number of further ones.
+
+    A queue is left out once it exists again, and for a visitor who dismissed its deletion.
+    """
     gone = QueueEvent.objects.filter(
-        kind=QueueEvent.Kind.DELETED, at__gt=now - DELETED_SHOWN_FOR, queue__in=mine.filter(state=Queue.State.GONE)
-    )
-    latest = {event.queue_id: event for event in reversed(gone.exclude(pk__in=seen)[:DELETED_SHOWN])}
+        kind=QueueEvent.Kind.DELETED,
+        at__gt=now - DELETED_SHOWN_FOR,
+        at__gte=F("queue__first_seen"),
+        queue__in=mine.filter(state=Queue.State.GONE),
+    ).exclude(dismissed_by=visitor)
+    latest = {event.queue_id: event for event in reversed(gone.select_related("queue")[:DELETED_SHOWN])}
     archives = Archive.objects.seen_by(visitor).of_last_deletion().filter(queue__in=latest).order_by("created")
     archive_of = {archive.queue_id: archive for archive in archives}
     events = sorted(latest.values(), key=lambda event: event.at, reverse=True)
-    return [Deleted(event, readable(event.queue_name), archive_of.get(event.queue_id)) for event in events]
+    shown = [Deleted(event, readable(event.queue_name), archive_of.get(event.queue_id)) for event in events]
+    return shown, gone.order_by().values("queue").distinct().count() - len(shown)
 
 
 def _events(visitor: Owner) -> list[Happened]:

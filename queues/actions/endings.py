@@ -1,8 +1,8 @@
 """What became of a queue that is gone, in words for its page."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from queues.models import QueueEvent
 from queues.rules.conditions import ENDINGS
@@ -11,12 +11,16 @@ REASONS = {"unregistered": ", because it had no registration", "vhost": ", with 
 
 
 class Ending(NamedTuple):
-    """How a queue ended: who did what, when, and why. ``messages`` says what became of its messages."""
+    """How a queue ended: who did what, when, and why. ``messages`` says what became of its messages.
+
+    ``facts`` are those of Guardian's decision to delete it for its length or its name.
+    """
 
     what: str
     at: datetime
     why: str
     messages: str
+    facts: Mapping[str, Any] = {}
 
 
 def ending(events: Iterable[QueueEvent]) -> Ending | None:
@@ -31,7 +35,7 @@ def ending(events: Iterable[QueueEvent]) -> Ending | None:
             why = f", because it had {length:,} messages and its deletion limit was {limit:,}"
         else:
             why = ", because of its length or its name"
-        return Ending("Guardian deleted this queue", last.at, why, _lost(details))
+        return Ending("Guardian deleted this queue", last.at, why, _lost(details), details)
     if "with" in details:
         return Ending("Guardian deleted this queue", last.at, f", with the Pulse user {details['with']}", "")
     if "why" in details:

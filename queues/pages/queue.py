@@ -11,10 +11,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import HttpResponseClientRefresh
 
 from accounts.models import Owner
+from core.formatting import rate_in_words
 from queues.actions import limit_requests, single
 from queues.actions.endings import bindings_at_deletion, ending
 from queues.guard import feeding
@@ -27,10 +28,6 @@ from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.entities import Binding
 from rabbit.names import readable
 from rabbit.snapshot import CLASSIC
-
-SEEN_DELETIONS = "seen_deletions"
-"""The key in the session of the deletions that the visitor has looked at: the last few keys of events."""
-MAX_SEEN = 100
 
 EVENTS_SHOWN = 50
 BINDINGS_SHOWN = 50
@@ -55,9 +52,11 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     if live.consumers is not None:
         queue.consumers = live.consumers  # the stored count may be a minute old
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
-    if not there:
-        _mark_as_seen(request, events)
     archives = Archive.objects.seen_by(request.user).filter(queue=queue)
+    ended = None if there else ending(events)
+    before = ended.facts if ended else {}
+    kept = None if there else archives.of_last_deletion().first()
+    bound_before = bindings_at_deletion(events) if there or before else _archived_bindings(kept)
     limit = live.limit if not queue.registered else None
     is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
     context = _now(request, queue, is_limited=is_limited)
@@ -83,22 +82,16 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "can_purge": there and may_destroy and not why_not_purged,
             "why_not_purged": why_not_purged,
             "removing": _pending_removal(queue, events, context["freshness"].listed_at),
-            "ending": None if there else ending(events),
-            "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
+            "ending": ended,
+            "before": before,
+            "rate_before": rate_in_words(before.get("per_second")),
+            "bound_before": [] if live.bindings else _readable_bindings(bound_before),
             "archives": archives[:ARCHIVES_SHOWN],
-            "kept": None if there else archives.of_last_deletion().first(),
+            "kept": kept,
             "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },
     )
-
-
-def _mark_as_seen(request: Request, events: list[QueueEvent]) -> None:
-    """Let the front page no longer show the deletion of the queue of these events, newest first, to this visitor."""
-    seen: list[int] = request.session.get(SEEN_DELETIONS, [])
-    last = next((event.pk for event in events if event.kind == QueueEvent.Kind.DELETED), None)
-    if last is not None and last not in seen:
-        request.session[SEEN_DELETIONS] = [*seen, last][-MAX_SEEN:]
 
 
 def _owners(queue: Queue) -> list[Owner]:
@@ -119,6 +112,16 @@ def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
     # The page asked the broker, so that this need not.
     is_limited = request.GET.get("limited") == "1"
     return render(request, "queues/_now.html", _now(request, queue, is_limited=is_limited))
+
+
+@signed_in
+@require_POST
+def queue_dismiss(request: Request, uuid: UUID) -> HttpResponse:
+    """Let the visitor's front page no longer show that Guardian deleted this queue."""
+    deletion = seen_queue(request, uuid).events.filter(kind=QueueEvent.Kind.DELETED).first()
+    if deletion is not None:
+        deletion.dismissed_by.add(request.user)
+    return redirect("home")
 
 
 def seen_queue(request: Request, uuid: UUID) -> Queue:
@@ -199,6 +202,24 @@ def bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
 
 def _readable_bindings(bindings: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     return [{key: readable(text) for key, text in one.items()} for one in bindings]
+
+
+def _archived_bindings(archive: Archive | None) -> list[dict[str, str]]:
+    """Return the first bindings of an archive's queue, as far as the archive has them."""
+    if archive is None or not archive.bindings:
+        return []
+    return feeding.described(
+        Binding(
+            source=one["exchange"],
+            vhost=archive.vhost,
+            destination=archive.queue_name,
+            destination_type="queue",
+            routing_key=one["routing_key"],
+            arguments=one["arguments"],
+            properties_key="",
+        )
+        for one in archive.bindings[:BINDINGS_SHOWN]
+    )
 
 
 def _arguments_shown(live: single.Live) -> list[tuple[str, str]]:

@@ -179,6 +179,7 @@ def queues_page(request: Request) -> HttpResponse:
             "filters": filters,
             "filtered": bool(filters.keys() - {"ordering", "search"}),
             "gone": counts.gone if "search" in filters and filters.get("state") != Queue.State.GONE else 0,
+            "gone_query": _state_query(filters, "state", Queue.State.GONE),
             "rows": rows,
             "several_vhosts": len(vhosts) > 1,
             "selectable": any(row.queue.state != Queue.State.GONE for row in rows),
@@ -204,17 +205,22 @@ def _narrowings(counts: Counts, filters: Mapping[str, Any]) -> list[Narrowing]:
         (counts.unattended, "without consumers", "without_consumers", "true"),
         (counts.gone, "gone", "state", Queue.State.GONE.value),
     )
-    kept = {name: value for name, value in filters.items() if name not in BY_STATE}
     return [
         Narrowing(
             number,
             words,
-            urlencode({**kept, **({name: value} if name else {})}),
-            filters.get(name) == value if name else kept.keys() == filters.keys(),
+            _state_query(filters, name, value),
+            filters.get(name) == value if name else not filters.keys() & BY_STATE,
         )
         for number, words, name, value in offered
         if number or not name
     ]
+
+
+def _state_query(filters: Mapping[str, Any], name: str, value: str) -> str:
+    """Return the query with one filter by state, or none if its name is empty, and the other filters as they are."""
+    kept = {key: one for key, one in filters.items() if key not in BY_STATE}
+    return urlencode({**kept, **({name: value} if name else {})})
 
 
 class Heading(NamedTuple):

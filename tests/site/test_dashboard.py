@@ -85,19 +85,63 @@ def test_while_the_broker_is_down_nothing_is_predicted(visit, pulse_user):
     assert "/min" not in page
 
 
-def test_a_deletion_is_shown_until_its_page_was_opened(visit, pulse_user, client):
-    deleted = new_queue("queue/alice/lost", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
-    old = new_queue("queue/alice/earlier", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
-    for queue, hours in ((deleted, 3), (old, 30)):
-        at = timezone.now() - timedelta(hours=hours)
-        queue.events.create(vhost="/", queue_name=queue.name, kind="deleted", at=at, details={"length": 8_001})
+@pytest.fixture
+def deleted(pulse_user):
+    """Return a queue that Guardian deleted three hours ago."""
+    queue = new_queue("queue/alice/lost", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
+    at = timezone.now() - timedelta(hours=3)
+    details = {"length": 8_001, "ready": 8_000, "unacknowledged": 1, "max": 8_000, "per_second": 2.0, "consumers": 0}
+    queue.events.create(vhost="/", queue_name=queue.name, kind="deleted", at=at, details=details)
+    return queue
+
+
+def test_a_deletion_is_shown_to_each_owner_until_they_dismiss_it(visit, deleted, client, bob):
+    deleted.pulse_user.owners.add(bob)
     archive = store_archive(b"1", name=deleted.name, queue=deleted)
-    lost = f'href="/archives/{archive.uuid}/restore/">Bring back…</a>'
-    assert lost in visit().text
-    assert "8,001 messages" in visit().text
-    assert f'href="/queues/{old.uuid}/"><span class="mark' not in visit().text
-    assert '<span class="state critical">deleted</span>' in client.get(f"/queues/{deleted.uuid}/").text
-    assert lost not in visit().text
+    page, link = visit().text, f'href="/archives/{archive.uuid}/restore/">Bring it back'
+    assert link in page
+    assert "8,001 messages" in page
+    assert "<h1>1 queue deleted</h1>" in page
+    client.get(f"/queues/{deleted.uuid}/")
+    assert link in visit().text
+    assert client.post(f"/queues/{deleted.uuid}/dismiss/", follow=True).text.count(link) == 0
+    assert "<h1>You have no queue</h1>" in visit().text
+    client.force_login(bob)
+    assert link in visit().text
+
+
+def test_a_deletion_makes_the_headline_no_calmer(visit, deleted, pulse_user):
+    new_queue("queue/alice/long", pulse_user, ready=3_000, state=Queue.State.WARNED)
+    assert "<h1>1 queue deleted; 1 of 1 queue needs attention</h1>" in visit().text
+    Queue.objects.filter(state="warned").update(state="ok", ready=3)
+    assert "<h1>1 queue deleted; 1 queue, healthy</h1>" in visit().text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"state": "ok"}, {"first_seen": timezone.now() - timedelta(hours=1)}],
+    ids=["exists again", "was deleted again, by a person"],
+)
+def test_a_deletion_is_no_longer_shown_if_the_queue(visit, deleted, changes):
+    Queue.objects.update(**changes)
+    assert "Deleted in the last 24 hours" not in visit().text
+
+
+def test_further_deletions_are_counted(visit, pulse_user):
+    for number in range(12):
+        gone = new_queue(f"queue/alice/{number}", pulse_user, state=Queue.State.GONE)
+        for minutes in (1, 2):
+            at = timezone.now() - timedelta(minutes=minutes)
+            gone.events.create(vhost="/", queue_name=gone.name, kind="deleted", at=at)
+    page = visit().text
+    assert "<h1>12 queues deleted</h1>" in page
+    assert re.search(r">\d more</a>", page)
+
+
+def test_the_page_of_a_deleted_queue_says_how_it_was(visit, deleted, client):
+    page = " ".join(re.sub("<[^>]+>", " ", client.get(f"/queues/{deleted.uuid}/").text).split())
+    assert "because it had 8,001 messages and its deletion limit was 8,000" in page
+    assert "Messages 8,001, of these 1 unacknowledged Consumers none Rate growing by 120 messages a minute" in page
 
 
 @pytest.mark.parametrize(
@@ -113,9 +157,9 @@ def test_only_the_archive_of_the_last_deletion_is_offered(visit, pulse_user, cli
     gone = new_queue("queue/alice/lost", pulse_user, state=Queue.State.GONE, ready=None, unacknowledged=None)
     gone.events.create(vhost="/", queue_name=gone.name, kind="deleted", at=timezone.now())
     store_archive(b"1", name=gone.name, queue=gone, **archive)
-    assert ("Bring back…</a>" in visit().text) is offered
+    assert ("Bring it back…<" in visit().text) is offered
     page = client.get(f"/queues/{gone.uuid}/").text
-    assert ("is kept</strong>" in page) is offered
+    assert ("1 message is kept</a>" in page) is offered
     assert ("Bring it back…</a>" in page) is offered
 
 

@@ -123,6 +123,21 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     expect(page.get_by_role("main")).to_contain_text("deleted")
     assert name not in queue_names(management, guarded)
 
+    # The queue comes back and grows: a last call, a deletion, and a first page that shows it until it is dismissed.
+    program = Program(broker, guarded, username, password)
+    program.publish(9)
+    run_once()
+    sending.send_due()
+    mailbox.wait_for(lambda mail: "newcomer@example.org" in mail.recipients and "Last call" in mail.subject)
+    program.publish(2)
+    run_once()
+    run_once()
+    page.get_by_role("navigation").first.get_by_role("link", name="Home").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("1 queue deleted")
+    expect(page.get_by_role("link", name="Bring it back")).to_be_visible()
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("You have no queue")
+
     # Sign out.
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_text("You are signed out.")).to_be_visible()

@@ -97,6 +97,7 @@ post                302 404 302 404 404 404 -       tokens/<uuid:uuid>/revoke/
 get                 302 200 200 200 200 200 -       queues/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/
 get                 302 404 302 302 404 302 -       queues/<uuid:uuid>/chart/
+post                302 404 302 302 404 302 -       queues/<uuid:uuid>/dismiss/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/delete/
 post                302 404 302 302 404 302 -       queues/<uuid:uuid>/delete/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/purge/
