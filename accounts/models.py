@@ -196,6 +196,9 @@ class Owner(AbstractBaseUser, PermissionsMixin):
     weekly_summary = models.BooleanField(default=True, help_text="Whether a summary is sent every week.")
     weekly_summary_at = models.DateTimeField(null=True, editable=False, help_text="When the last summary was written.")
 
+    reads_only: int | None = None
+    """The primary key of the only Pulse user that this request's token may read, or None. Not stored."""
+
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []
@@ -288,6 +291,7 @@ class AuthToken(AbstractAuthToken):
         """What a token may do. ``accounts/access/scopes.py`` decides it."""
 
         AGENT = "agent", "Register queues"
+        READ = "read", "Read"
         ALL = "all", "Do everything"
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
@@ -295,6 +299,16 @@ class AuthToken(AbstractAuthToken):
     last_used = models.DateTimeField(null=True, blank=True, editable=False)
     scope = models.CharField(
         max_length=10, choices=Scope.choices, default=Scope.AGENT, db_default=Scope.AGENT, editable=False
+    )
+    # Deleted with it: a token must never read more than before.
+    pulse_user = models.ForeignKey(
+        "PulseUser",
+        null=True,
+        blank=True,
+        on_delete=models.CASCADE,
+        editable=False,
+        related_name="+",
+        help_text="The only one that it reads; empty: all of its owner's.",
     )
 
     class Meta:
@@ -308,16 +322,25 @@ class AuthToken(AbstractAuthToken):
 Rows = TypeVar("Rows", bound=models.QuerySet[Any])
 
 
-def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Rows:
-    """Return the rows that this visitor may see: all for operators, ``own`` for owners, none for others."""
-    if visitor.is_staff:
-        return rows.all()
-    return rows.filter(own) if visitor.is_authenticated else rows.none()
+def visible_to(
+    rows: Rows, visitor: Owner | AnonymousUser, own: models.Q, *, pulse_user_field: str | None = None
+) -> Rows:
+    """Return the rows that this visitor may see: all for operators, ``own`` for owners, none for others.
+
+    A token that is restricted to a Pulse user sees only those whose ``pulse_user_field`` is that Pulse user.
+    """
+    if not visitor.is_authenticated:
+        return rows.none()
+    if visitor.reads_only is not None:
+        if pulse_user_field is None:
+            return rows.none()
+        rows = rows.filter((pulse_user_field, visitor.reads_only))
+    return rows.all() if visitor.is_staff else rows.filter(own)
 
 
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
-        return visible_to(self, visitor, models.Q(owners=visitor.pk))
+        return visible_to(self, visitor, models.Q(owners=visitor.pk), pulse_user_field="pk")
 
     def search(self, text: str) -> "PulseUserQuerySet":
         """Return the Pulse users whose name, or an owner's address, contains the text."""

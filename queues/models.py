@@ -19,7 +19,7 @@ from rabbit.snapshot import length_of
 class QueueQuerySet(models.QuerySet["Queue"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
         """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
-        return visible_to(self, visitor, own_queues(visitor))
+        return visible_to(self, visitor, own_queues(visitor), pulse_user_field="pulse_user")
 
 
 class Queue(models.Model):
@@ -240,7 +240,8 @@ class QueueEvent(models.Model):
 class ArchiveQuerySet(models.QuerySet["Archive"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "ArchiveQuerySet":
         """Return the kept archives that this visitor may see: all for an operator, their own for an owner."""
-        return visible_to(self.filter(state=Archive.State.KEPT), visitor, own_archives(visitor))
+        kept = self.filter(state=Archive.State.KEPT)
+        return visible_to(kept, visitor, own_archives(visitor), pulse_user_field="pulse_user")
 
     def of_deletions(self) -> "ArchiveQuerySet":
         """Return the archives of queues that were deleted, not purged or kept."""

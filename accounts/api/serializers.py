@@ -81,6 +81,7 @@ TOKEN = {
     "expires": "2027-01-05T09:00:00Z",
     "last_used": None,
     "scope": "agent",
+    "pulse_user": None,
 }
 
 
@@ -433,10 +434,11 @@ class TokenSerializer(serializers.ModelSerializer[AuthToken]):
 
     uuid = HexUUIDField()
     expires = serializers.DateTimeField(source="expiry", allow_null=True, read_only=True)
+    pulse_user: Any = serializers.SlugRelatedField(slug_field="username", read_only=True, allow_null=True)
 
     class Meta:
         model = AuthToken
-        fields = ["uuid", "name", "created", "expires", "last_used", "scope"]
+        fields = ["uuid", "name", "created", "expires", "last_used", "scope", "pulse_user"]
         read_only_fields = fields
 
 
@@ -451,7 +453,14 @@ class NewTokenSerializer(serializers.Serializer[Any]):
     scope = serializers.ChoiceField(
         AuthToken.Scope.choices,
         default=AuthToken.Scope.AGENT,
-        help_text="`agent`: register queues, as an agent. `all`: everything that you may do, except manage tokens.",
+        help_text="`agent`: register queues, as an agent. `read`: every GET, except of tokens and messages. `all`: "
+        "everything that you may do, except manage tokens.",
+    )
+    pulse_user = serializers.CharField(
+        default=None,
+        allow_null=True,
+        max_length=255,
+        help_text="With the scope `read`: the name of the only Pulse user that the token reads.",
     )
 
 

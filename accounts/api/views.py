@@ -417,7 +417,7 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
 
     def get_queryset(self) -> QuerySet[AuthToken]:
         """Return the user's own tokens. Operators see no others, either."""
-        return AuthToken.objects.filter(user=self.request.user.pk)
+        return AuthToken.objects.filter(user=self.request.user.pk).select_related("pulse_user")
 
     @extend_schema(request=NewTokenSerializer, responses={201: MadeTokenSerializer})
     def create(self, request: Request) -> Response:
@@ -427,7 +427,9 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         """
         vouching.require_vouched(request.user)
         body = read(NewTokenSerializer, request)
-        row, token = tokens.create_token(request.user, body["name"], body["days"], body["scope"])
+        row, token = tokens.create_token(
+            request.user, body["name"], body["days"], body["scope"], body["pulse_user"] or ""
+        )
         return Response({**self.get_serializer(row).data, "token": token}, HTTPStatus.CREATED, headers=SHOWN_ONCE)
 
     @extend_schema(request=ConfirmSerializer, responses={204: None, 409: ConfirmationRequired})

@@ -259,11 +259,18 @@ class TokenForm(Form):
         label="What can it do?",
         choices=[
             (AuthToken.Scope.AGENT, "Register queues, as agents do. It can't read or change anything else."),
+            (AuthToken.Scope.READ, "Read what you can see: Pulse users, queues, archives. No messages, no changes."),
             (AuthToken.Scope.ALL, "Everything that you can do, such as publishing events and deleting queues."),
         ],
         initial=AuthToken.Scope.AGENT,
         required=False,
         widget=forms.RadioSelect,
+    )
+    pulse_user = forms.CharField(
+        label="Only for this Pulse user (optional)",
+        required=False,
+        help_text="For a token that reads. It then sees nothing else of yours.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
     days = forms.IntegerField(label="Valid for (days)", initial=tokens.DEFAULT_DAYS)
 
