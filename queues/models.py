@@ -44,6 +44,10 @@ class Queue(models.Model):
         BRAKE = "brake", "too many at once"
         SETTINGS = "settings", "new settings or new broker"
 
+    class LimitsPhase(models.TextChoices):
+        ANNOUNCED = "announced", "their end was announced"
+        KEPT = "kept", "kept after their end, because the queue is over the old ones"
+
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     vhost = BrokerNameField(max_length=255)
     name = BrokerNameField(max_length=255)
@@ -146,6 +150,13 @@ class Queue(models.Model):
         "deletion limit", null=True, blank=True, help_text="In messages. Empty: the default applies."
     )
     unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted for its length.")
+    limits_until = models.DateTimeField(
+        "limits end", null=True, blank=True, help_text="When its own limits end; empty: they don't."
+    )
+    limits_before = models.JSONField(null=True, help_text="Its own limits before. They return at that end.")
+    limits_phase = models.CharField(
+        max_length=10, choices=LimitsPhase.choices, blank=True, default="", db_default="", help_text="Of that end."
+    )
 
     notified_state = models.CharField(
         max_length=10, choices=State.choices, default=State.OK, help_text="The state that the last message reported."
@@ -214,6 +225,8 @@ class QueueEvent(models.Model):
         PURGED = "purged", "purged"
         ADJUSTED = "adjusted", "limits changed"
         RESTORED = "restored", "restore started"
+        LIMITS_ENDED = "ended", "temporary limits ended"
+        LIMITS_KEPT = "prolonged", "temporary limits kept, as it is over the old ones"
         ASKED = "asked", "higher limit requested"
         DECLINED = "declined", "higher limit declined"
         SKIPPED = "skipped", "skipped when an event was published"
