@@ -4,7 +4,6 @@ The broker is the truth about which Pulse users exist; these rows are the truth 
 """
 
 import enum
-import unicodedata
 import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -130,23 +129,6 @@ def check_address(email: str) -> None:
     EmailValidator(INVALID_ADDRESS)(email)  # accepts a dotless i, too
     if len(email) > MAX_ADDRESS_LENGTH or not email.isascii() or not email.isprintable():
         raise ValidationError(INVALID_ADDRESS)
-
-
-def check_line(text: str, max_length: int) -> None:
-    """Raise ValidationError unless this is one line of visible text, not blank and within the maximum length."""
-    if not text.strip():
-        raise ValidationError("The text is empty. Enter a text.")
-    if len(text) > max_length:
-        raise ValidationError(f"The text has {len(text)} characters; at most {max_length} are allowed.")
-    if has_control_characters(text):
-        raise ValidationError("The text contains a control character, such as a line break. Remove it.")
-    if any(unicodedata.category(character) == "Cf" for character in text):
-        raise ValidationError("The text contains an invisible character, such as a right-to-left mark. Remove it.")
-
-
-def has_control_characters(text: str) -> bool:
-    """Return whether the text contains line breaks, NULs, other control characters, or surrogates."""
-    return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
 
 
 MAX_THRESHOLD = 2**31 - 1
@@ -300,16 +282,11 @@ class AuthToken(AbstractAuthToken):
     scope = models.CharField(
         max_length=10, choices=Scope.choices, default=Scope.AGENT, db_default=Scope.AGENT, editable=False
     )
-    # Deleted with it: a token must never read more than before.
+    # Deleted with the Pulse user: a token must never read more than before.
     pulse_user = models.ForeignKey(
-        "PulseUser",
-        null=True,
-        blank=True,
-        on_delete=models.CASCADE,
-        editable=False,
-        related_name="+",
+        "PulseUser", models.CASCADE, null=True, blank=True, editable=False, related_name="+",
         help_text="The only one that it reads; empty: all of its owner's.",
-    )
+    )  # fmt: skip
 
     class Meta:
         ordering = ["-created"]

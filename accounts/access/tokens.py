@@ -13,9 +13,10 @@ from django.utils import timezone
 
 from accounts import audit, queue_effects
 from accounts.access import quotas, vouching
-from accounts.models import AuthToken, Owner, PulseUser, check_line
+from accounts.models import AuthToken, Owner, PulseUser
 from core import limits
 from core.confirmation import ConfirmableChange, Effect
+from core.texts import check_line
 
 DEFAULT_DAYS = 365
 

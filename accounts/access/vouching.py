@@ -13,8 +13,9 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from accounts import audit, signals
-from accounts.models import Owner, Vouching, check_line, normalize_address, owner_with_address
+from accounts.models import Owner, Vouching, normalize_address, owner_with_address
 from core.refusals import Refusal
+from core.texts import check_line
 
 MIN_REQUEST_INTERVAL = timedelta(days=1)
 

@@ -282,6 +282,12 @@ class NewPasswordSerializer(serializers.Serializer[Any]):
     close_connections = serializers.BooleanField(
         default=False, help_text="Whether to close live connections that used the old password."
     )
+    later = serializers.BooleanField(
+        default=False, help_text="Whether to get a generated password that is set later, with `prepared`."
+    )
+    prepared = serializers.CharField(
+        default="", write_only=True, max_length=2000, help_text="Sets the password that came with this text."
+    )
 
 
 @extend_schema_serializer(
@@ -295,6 +301,9 @@ class PasswordSerializer(serializers.Serializer[Any]):
 
     username = serializers.CharField()
     password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
+    prepared = serializers.CharField(
+        required=False, help_text="The password is not set yet. To set it, send this within seven days."
+    )
 
 
 class ConnectionSerializer(serializers.Serializer[Connection]):

@@ -195,16 +195,25 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
     def rotate_password(self, request: Request, username: str) -> Response:
         """Change the password of a Pulse user.
 
-        Permissions and queues don't change. Live connections stay open, unless you ask to close them.
+        Permissions and queues don't change. Live connections stay open, unless you ask to close them. Programs that
+        connect again need the new password. So that they can have it before, send `later`: the response has a password
+        that is not set yet, and the text `prepared`, with which you set it.
         """
         pulse_user = self.get_object()
         body = read(NewPasswordSerializer, request)
-        own_password = body.get("password")
+        own_password, prepared = body.get("password"), body["prepared"]
+        if body["later"]:
+            if own_password is not None or prepared:
+                raise ValidationError({"later": ["Leave out `password` and `prepared`."]})
+            password, prepared = passwords.prepare_password(pulse_user, request.user)
+            return Response(
+                {"username": pulse_user.username, "password": password, "prepared": prepared}, headers=SHOWN_ONCE
+            )
         password = passwords.rotate_password(
-            pulse_user, own_password, close_connections=body["close_connections"], by=request.user
+            pulse_user, own_password, prepared=prepared, close_connections=body["close_connections"], by=request.user
         )
         data = {"username": pulse_user.username}
-        if own_password is None:
+        if own_password is None and not prepared:
             data["password"] = password
         return Response(data, headers=SHOWN_ONCE)
 

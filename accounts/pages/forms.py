@@ -130,7 +130,7 @@ class PasswordForm(Form):
         label="Close its open connections",
         required=False,
         help_text="Programs are disconnected, and need the new password to reconnect. "
-        "Otherwise they stay connected with the old password until they reconnect.",
+        "Without the tick nothing is closed.",
     )
 
 

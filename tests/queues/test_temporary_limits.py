@@ -88,7 +88,7 @@ def test_a_queue_that_is_too_long_keeps_the_raised_limit_until_it_has_been_withi
     single.set_limits(Queue.objects.get(), operator, max_length=50, limits_until=timezone.now() + DAY / 2)
     amqp.publish(NAME, 19)
     run_once()
-    assert sent("alice@example.org") == sent("ops@example.org") == ["limits-end", "warning"]
+    assert sent("alice@example.org") == sent("ops@example.org") == ["warning", "limits-end"]
     Queue.objects.update(limits_until=timezone.now() - SECOND)
     for _ in range(3):
         report = run_once()
