@@ -311,7 +311,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         if self.request.user.is_staff:
             return vouching.listed_owners()
         if vouching.may_vouch(self.request.user):
-            return Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
+            return vouching.open_requests()
         return Owner.objects.none()
 
     def filter_queryset(self, queryset: QuerySet[Owner, Any]) -> QuerySet[Owner, Any]:

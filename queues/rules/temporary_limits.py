@@ -50,7 +50,8 @@ def limits_of(queue: Queue) -> dict[str, Any]:
 
 def recorded(queue: Queue) -> dict[str, Any]:
     """Return the limits of a queue as events and the audit trail record them."""
-    return {**limits_of(queue), "limits_until": queue.limits_until and queue.limits_until.isoformat()}
+    until = queue.limits_until
+    return {**limits_of(queue), "limits_until": until.isoformat(timespec="seconds") if until else None}
 
 
 def with_old_limits(queue: Queue) -> Queue:

@@ -462,6 +462,20 @@ def test_an_operator_sees_requests_first_and_approves_one(people, visit):
     assert (record.vouched, record.by) == (True, people["operator"])
 
 
+def test_an_operator_declines_a_request_with_a_reason_that_its_owner_reads(people, visit):
+    newcomer = people["not vouched"]
+    vouching.request_vouching(newcomer, "I build things.")
+    client, path = visit("operator"), f"/owners/{newcomer.uuid}/"
+    assert f'href="{path}#decline"' in client.get("/owners/").text
+    assert "Decline the request" in client.get(path).text
+    page = client.post(path, {"reason": "Ask your team first."}, follow=True)
+    assert "The request of dora@example.org is declined." in page.text
+    assert "No open requests for access." in client.get("/owners/").text
+    page = visit("not vouched").get("/vouching/").text
+    assert "Your request was declined <time" in page
+    assert "Ask your team first." in page
+
+
 def test_an_address_that_never_signed_in_is_neither_listed_nor_approved(people, visit):
     Client().post("/signin/", {"email": "typed@example.org"})
     assert Owner.objects.filter(email="typed@example.org").exists()
