@@ -244,7 +244,10 @@ class WithdrawForm(Form):
         label="Also remove Pulse users and tokens", required=False, help_text="Otherwise they keep working."
     )
     reason = forms.CharField(
-        label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."
+        label="Reason (optional)",
+        required=False,
+        max_length=vouching.MAX_REASON_LENGTH,
+        help_text="We record it, and the owner sees it.",
     )
 
 
