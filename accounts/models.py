@@ -4,7 +4,6 @@ The broker is the truth about which Pulse users exist; these rows are the truth 
 """
 
 import enum
-import unicodedata
 import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -132,23 +131,6 @@ def check_address(email: str) -> None:
         raise ValidationError(INVALID_ADDRESS)
 
 
-def check_line(text: str, max_length: int) -> None:
-    """Raise ValidationError unless this is one line of visible text, not blank and within the maximum length."""
-    if not text.strip():
-        raise ValidationError("The text is empty. Enter a text.")
-    if len(text) > max_length:
-        raise ValidationError(f"The text has {len(text)} characters; at most {max_length} are allowed.")
-    if has_control_characters(text):
-        raise ValidationError("The text contains a control character, such as a line break. Remove it.")
-    if any(unicodedata.category(character) == "Cf" for character in text):
-        raise ValidationError("The text contains an invisible character, such as a right-to-left mark. Remove it.")
-
-
-def has_control_characters(text: str) -> bool:
-    """Return whether the text contains line breaks, NULs, other control characters, or surrogates."""
-    return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
-
-
 MAX_THRESHOLD = 2**31 - 1
 """In messages: the largest value of an integer column on PostgreSQL."""
 
@@ -195,6 +177,9 @@ class Owner(AbstractBaseUser, PermissionsMixin):
     quiet_until = models.TimeField(null=True, blank=True, help_text="In the owner's time zone.")
     weekly_summary = models.BooleanField(default=True, help_text="Whether a summary is sent every week.")
     weekly_summary_at = models.DateTimeField(null=True, editable=False, help_text="When the last summary was written.")
+
+    reads_only: int | None = None
+    """The primary key of the only Pulse user that this request's token may read, or None. Not stored."""
 
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
@@ -288,6 +273,7 @@ class AuthToken(AbstractAuthToken):
         """What a token may do. ``accounts/access/scopes.py`` decides it."""
 
         AGENT = "agent", "Register queues"
+        READ = "read", "Read"
         ALL = "all", "Do everything"
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
@@ -296,6 +282,11 @@ class AuthToken(AbstractAuthToken):
     scope = models.CharField(
         max_length=10, choices=Scope.choices, default=Scope.AGENT, db_default=Scope.AGENT, editable=False
     )
+    # Deleted with the Pulse user: a token must never read more than before.
+    pulse_user = models.ForeignKey(
+        "PulseUser", models.CASCADE, null=True, blank=True, editable=False, related_name="+",
+        help_text="The only one that it reads; empty: all of its owner's.",
+    )  # fmt: skip
 
     class Meta:
         ordering = ["-created"]
@@ -308,16 +299,25 @@ class AuthToken(AbstractAuthToken):
 Rows = TypeVar("Rows", bound=models.QuerySet[Any])
 
 
-def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Rows:
-    """Return the rows that this visitor may see: all for operators, ``own`` for owners, none for others."""
-    if visitor.is_staff:
-        return rows.all()
-    return rows.filter(own) if visitor.is_authenticated else rows.none()
+def visible_to(
+    rows: Rows, visitor: Owner | AnonymousUser, own: models.Q, *, pulse_user_field: str | None = None
+) -> Rows:
+    """Return the rows that this visitor may see: all for operators, ``own`` for owners, none for others.
+
+    A token that is restricted to a Pulse user sees only those whose ``pulse_user_field`` is that Pulse user.
+    """
+    if not visitor.is_authenticated:
+        return rows.none()
+    if visitor.reads_only is not None:
+        if pulse_user_field is None:
+            return rows.none()
+        rows = rows.filter((pulse_user_field, visitor.reads_only))
+    return rows.all() if visitor.is_staff else rows.filter(own)
 
 
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
-        return visible_to(self, visitor, models.Q(owners=visitor.pk))
+        return visible_to(self, visitor, models.Q(owners=visitor.pk), pulse_user_field="pk")
 
     def search(self, text: str) -> "PulseUserQuerySet":
         """Return the Pulse users whose name, or an owner's address, contains the text."""

@@ -6,9 +6,10 @@ from typing import Any, Self
 from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
-from accounts.models import AuthToken, Owner, check_line, visible_to
+from accounts.models import AuthToken, Owner, visible_to
 from agents import access
 from core.fields import BrokerJSONField, BrokerNameField
+from core.texts import check_line
 from rabbit.permissions import Permissions, for_consumer, for_subscription
 
 MAX_OFFERING_NAME_LENGTH = 150

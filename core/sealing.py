@@ -1,4 +1,4 @@
-"""Encryption of secrets in the database, with keys derived from SECRET_KEY.
+"""Encryption of secrets in the database and in forms, with keys derived from SECRET_KEY.
 
 Each purpose has its own keys, so that a secret sealed for one purpose can't be unsealed for another.
 """
@@ -13,23 +13,24 @@ from django.utils.encoding import force_bytes
 
 CHANNELS = "guardian: the addresses of channels"
 CONFIGURATIONS = "guardian: the configurations of agents"
+PASSWORDS = "guardian: passwords that are set later"
 
 
 class CannotUnseal(ValueError):
-    """SECRET_KEY was changed, or the secret was sealed for another purpose."""
+    """SECRET_KEY was changed, or the secret was sealed for another purpose or too long ago."""
 
 
 def seal(purpose: str, secret: str) -> str:
     return _keys(purpose).encrypt(secret.encode()).decode()
 
 
-def unseal(purpose: str, sealed: str) -> str:
+def unseal(purpose: str, sealed: str, max_age_seconds: int | None = None) -> str:
     """Return the secret that was sealed for this purpose with SECRET_KEY or one of SECRET_KEY_FALLBACKS.
 
-    Raises CannotUnseal if no key fits.
+    Raises CannotUnseal if no key fits, or it was sealed longer than ``max_age_seconds`` ago.
     """
     try:
-        return _keys(purpose).decrypt(sealed.encode()).decode()
+        return _keys(purpose).decrypt(sealed.encode(), max_age_seconds).decode()
     except InvalidToken as error:
         raise CannotUnseal("Guardian's SECRET_KEY was changed, so this can't be read any more.") from error
 

@@ -211,11 +211,11 @@ def _needs(method: str, path: str, security: list[Schema]) -> str:
     if security == [{}]:
         return NOTHING
     pattern = re.sub("{[^}]+}", "*", path).removeprefix("/api/")
-    if not why_refused(AuthToken(scope=AuthToken.Scope.AGENT), pattern, method):
+    allowed = [scope for scope in AuthToken.Scope if not why_refused(AuthToken(scope=scope), pattern, method)]
+    if len(allowed) == len(AuthToken.Scope):
         return "a token of any kind, or a session"
-    if not why_refused(AuthToken(scope=AuthToken.Scope.ALL), pattern, method):
-        return "a token that can do everything, or a session"
-    return SESSION
+    can = " or ".join(scope.label.lower() for scope in allowed)
+    return f"a token that can {can}, or a session" if can else SESSION
 
 
 def _authorization(needs: str) -> str:

@@ -301,6 +301,6 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
         definition: dict[str, Any] = build_bearer_security_scheme_object("Authorization", "Token")
         definition["description"] = (
             "`Token`, a space, and a token from `/tokens/` or POST `/api/tokens/`. Agents need the scope `agent`; "
-            "everything else needs `all`."
+            "`read` suffices for most GET requests; everything else needs `all`."
         )
         return definition

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 
-from accounts.models import has_control_characters
+from core.texts import has_control_characters
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
 from message_store import principals, quota

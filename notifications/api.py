@@ -69,7 +69,7 @@ class Mutes(StrictParameters, GenericViewSet[PulseUser]):
 
     def get_queryset(self) -> QuerySet[PulseUser]:
         """Return the visitor's own Pulse users, for operators too."""
-        return PulseUser.objects.filter(owners=self.request.user.pk)
+        return PulseUser.objects.seen_by(self.request.user).filter(owners=self.request.user.pk)
 
     def retrieve(self, request: Request, username: str) -> Response:
         """Show which notifications about a Pulse user's queues you turned off."""

@@ -21,9 +21,10 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from accounts.access import quotas, vouching
-from accounts.models import Owner, check_line
+from accounts.models import Owner
 from core import limits, sealing
 from core.refusals import Refusal
+from core.texts import check_line
 from notifications import public_https
 from notifications.models import Channel
 

@@ -97,9 +97,9 @@ class QueueAdmin(AuditedAdmin):
     search_fields = ["name", "vhost", "pulse_user__username", "owner__email"]
     fields = [
         "shown_name", "vhost", "pulse_user", "owner", "state", "length", "ready", "unacknowledged", "shown_consumers",
-        "unbounded", "warn_length", "max_length", "warning_threshold", "deletion_limit", "type", "durable",
-        "auto_delete", "exclusive", "registered", "node", "first_seen",
-        "last_seen", "unattended_since", "delete_sent_at", "block_reason",
+        "unbounded", "warn_length", "max_length", "limits_until", "warning_threshold", "deletion_limit", "type",
+        "durable", "auto_delete", "exclusive", "registered", "node", "first_seen", "last_seen",
+        "unattended_since", "delete_sent_at", "block_reason",
     ]  # fmt: skip
     actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 

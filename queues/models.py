@@ -19,7 +19,7 @@ from rabbit.snapshot import length_of
 class QueueQuerySet(models.QuerySet["Queue"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
         """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
-        return visible_to(self, visitor, own_queues(visitor))
+        return visible_to(self, visitor, own_queues(visitor), pulse_user_field="pulse_user")
 
 
 class Queue(models.Model):
@@ -43,6 +43,10 @@ class Queue(models.Model):
     class BlockReason(models.TextChoices):
         BRAKE = "brake", "too many at once"
         SETTINGS = "settings", "new settings or new broker"
+
+    class LimitsPhase(models.TextChoices):
+        ANNOUNCED = "announced", "their end was announced"
+        KEPT = "kept", "kept after their end, because the queue is over the old ones"
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     vhost = BrokerNameField(max_length=255)
@@ -146,6 +150,13 @@ class Queue(models.Model):
         "deletion limit", null=True, blank=True, help_text="In messages. Empty: the default applies."
     )
     unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted for its length.")
+    limits_until = models.DateTimeField(
+        "limits end", null=True, blank=True, help_text="When its own limits end; empty: they don't."
+    )
+    limits_before = models.JSONField(null=True, help_text="Its own limits before. They return at that end.")
+    limits_phase = models.CharField(
+        max_length=10, choices=LimitsPhase.choices, blank=True, default="", db_default="", help_text="Of that end."
+    )
 
     notified_state = models.CharField(
         max_length=10, choices=State.choices, default=State.OK, help_text="The state that the last message reported."
@@ -219,6 +230,8 @@ class QueueEvent(models.Model):
         PURGED = "purged", "purged"
         ADJUSTED = "adjusted", "limits changed"
         RESTORED = "restored", "restore started"
+        LIMITS_ENDED = "ended", "temporary limits ended"
+        LIMITS_KEPT = "prolonged", "temporary limits kept, as it is over the old ones"
         ASKED = "asked", "higher limit requested"
         DECLINED = "declined", "higher limit declined"
         SKIPPED = "skipped", "skipped when an event was published"
@@ -248,7 +261,8 @@ class QueueEvent(models.Model):
 class ArchiveQuerySet(models.QuerySet["Archive"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "ArchiveQuerySet":
         """Return the kept archives that this visitor may see: all for an operator, their own for an owner."""
-        return visible_to(self.filter(state=Archive.State.KEPT), visitor, own_archives(visitor))
+        kept = self.filter(state=Archive.State.KEPT)
+        return visible_to(kept, visitor, own_archives(visitor), pulse_user_field="pulse_user")
 
     def of_deletions(self) -> "ArchiveQuerySet":
         """Return the archives of queues that were deleted, not purged or kept."""

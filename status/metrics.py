@@ -96,8 +96,8 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
         by_token = TokenAuthentication().authenticate(cast(Request, request))
     except AuthenticationFailed as error:
         return _unauthorized(str(error.detail))
-    if by_token and not scopes.allows_all(by_token[1]):
-        return _plain_text(scopes.NEEDS_ALL, HTTPStatus.FORBIDDEN)
+    if by_token and not scopes.allows_metrics(by_token[1]):
+        return _plain_text(scopes.needs_all(by_token[1]), HTTPStatus.FORBIDDEN)
     visitor = by_token[0] if by_token else request.user
     if not visitor.is_authenticated:
         first_step = "" if token else "Set GUARDIAN_METRICS_TOKEN: without it only Guardian's own machine may read. "

@@ -58,6 +58,7 @@ class TokenAuthentication(BaseAuthentication):
                 logger.warning("Could not record the last use of the token %s: %s", token.uuid, error)
             else:
                 token.last_used = now
+        owner.reads_only = token.pulse_user_id
         return owner, token
 
     def authenticate_header(self, request: Request) -> str:

@@ -2,7 +2,9 @@
 
 An agent's token is stored on other machines, and is a password on the broker (with the permissions of
 ``rabbit/permissions.py``). So its scope ``agent`` allows only the requests that agents send. A token with the scope
-``all`` may do what its owner may, except manage tokens.
+``read`` reads what its owner may read, except tokens and messages. If it is restricted to a Pulse user, the rows are
+filtered by ``accounts.models.visible_to``. A token with the scope ``all`` may do what its owner may, except manage
+tokens.
 """
 
 import re
@@ -41,15 +43,43 @@ AGENT_REQUESTS: dict[str, tuple[str, ...]] = {
     "event-subscriptions/*/create_queue/": ("POST",),
     "event-subscription-queues/": ("GET",),
     "event-subscription-queues/*/": ("GET", "DELETE"),
-    "tokens/current/": ("DELETE",),
-    "tokens/*/": ("DELETE",),
 }
 """Paths under ``/api/`` with the methods that an agent's token may use. A ``*`` is any object."""
 
+READ_OF_A_PULSE_USER = (
+    "version/", "users/me/", "me/",
+    "pulse-users/", "pulse-users/*/", "pulse-users/*/connections/", "pulse-users/*/notifications/",
+    "pulse-users/*/belongings/",
+    "queues/", "queues/*/", "queues/*/live/", "queues/*/bindings/", "queues/*/samples/", "queues/*/events/",
+    "archives/", "archives/*/", "archives/*/replays/", "archives/*/replays/*/",
+    "exchanges/",
+)  # fmt: skip
+"""Paths that a token with the scope ``read`` may GET, though it is restricted to a Pulse user.
+
+Each is a decision: nothing that contains messages or secrets, nothing that changes anything, and every row filtered by
+``visible_to``.
+"""
+
+READ = (
+    *READ_OF_A_PULSE_USER,
+    "invitations/", "invitations/*/", "owners/", "owners/*/", "owners/adopt/", "channels/", "channels/*/", "settings/",
+    "offerings/", "offerings/*/", *(f"{identities}{path}" for identities in IDENTITIES for path in ("", "*/")),
+    "marketplace-site-agent-services/", "marketplace-site-agent-services/*/",
+    "marketplace-site-agent-processors/", "marketplace-site-agent-processors/*/",
+    "agent-consumers/", "agent-consumers/*/", "event-consumers/", "event-consumers/*/",
+    "event-subscriptions/", "event-subscriptions/*/", "event-subscription-queues/", "event-subscription-queues/*/",
+)  # fmt: skip
+"""Paths that a token with the scope ``read`` may GET."""
+
+ALLOWED = {
+    AuthToken.Scope.AGENT: "registering queues, as agents do",
+    AuthToken.Scope.READ: "reading, but no messages and tokens",
+}
 NEEDS_ALL = (
-    "This token has the scope 'agent', which allows only what agents need: registering queues. "
+    "This token has the scope '{scope}', which allows only {allowed}. "
     "Create a token with the scope 'all' on the page Tokens."
 )
+RESTRICTED = "This token reads only one Pulse user, with its queues, archives and exchanges. Use another token."
 NEEDS_SESSION = "A token can't create or list tokens. Sign in and use the page Tokens."
 ONLY_ITSELF = "A token can revoke only itself. Sign in and use the page Tokens to revoke others."
 
@@ -62,13 +92,27 @@ def why_refused(token: AuthToken, path: str, method: str) -> str:
     method = "GET" if method == "HEAD" else method
     if path == "tokens/" or (path == "tokens/*/" and method != "DELETE"):
         return NEEDS_SESSION
-    if allows_all(token) or method in AGENT_REQUESTS.get(path, ()):
+    if allows_all(token) or path in ("tokens/current/", "tokens/*/"):
         return ""
-    return NEEDS_ALL
+    if token.scope == AuthToken.Scope.READ:
+        if method == "GET" and path in READ:
+            return RESTRICTED if token.pulse_user_id and path not in READ_OF_A_PULSE_USER else ""
+    elif method in AGENT_REQUESTS.get(path, ()):
+        return ""
+    return needs_all(token)
 
 
 def allows_all(token: AuthToken) -> bool:
     return token.scope == AuthToken.Scope.ALL
+
+
+def needs_all(token: AuthToken) -> str:
+    """Return why a token may not do what only the scope ``all`` allows."""
+    return NEEDS_ALL.format(scope=token.scope, allowed=ALLOWED[AuthToken.Scope(token.scope)])
+
+
+def allows_metrics(token: AuthToken) -> bool:
+    return allows_all(token) or (token.scope == AuthToken.Scope.READ and token.pulse_user_id is None)
 
 
 class TokenScope(BasePermission):

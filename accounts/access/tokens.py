@@ -13,9 +13,10 @@ from django.utils import timezone
 
 from accounts import audit, queue_effects
 from accounts.access import quotas, vouching
-from accounts.models import AuthToken, Owner, check_line
+from accounts.models import AuthToken, Owner, PulseUser
 from core import limits
 from core.confirmation import ConfirmableChange, Effect
+from core.texts import check_line
 
 DEFAULT_DAYS = 365
 
@@ -28,16 +29,17 @@ CREATION_LIMIT = limits.RateLimit("tokens", 100, 3600)
 
 
 def create_token(
-    owner: Owner, name: str, days: int = DEFAULT_DAYS, scope: str = AuthToken.Scope.AGENT
+    owner: Owner, name: str, days: int = DEFAULT_DAYS, scope: str = AuthToken.Scope.AGENT, pulse_user: str = ""
 ) -> tuple[AuthToken, str]:
     """Create a token that expires after ``days``, and return its row and the plaintext token.
 
-    Show the token now, since it can't be retrieved later.
+    Show the token now, since it can't be retrieved later. With the scope ``read``, it may be restricted to the
+    ``pulse_user`` of this name.
 
     Raises:
         NotVouched: the owner may not use the broker.
-        ValidationError: the name, the number of days or the scope is invalid; on the field ``name``, ``days`` or
-            ``scope``.
+        ValidationError: the name, the number of days, the scope or the Pulse user is invalid; on the field ``name``,
+            ``days``, ``scope`` or ``pulse_user``.
         Refusal: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
         RateLimitExceeded: the owner created too many tokens within the last hour.
     """
@@ -52,14 +54,26 @@ def create_token(
         raise ValidationError({"scope": [f"Choose one of: {', '.join(AuthToken.Scope.values)}."]})
     limits.consume(CREATION_LIMIT, owner.uuid.hex)
     with transaction.atomic():
+        only = _lock_only_pulse_user(owner, scope, pulse_user) if pulse_user else None
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
         quotas.require_room(quotas.TOKENS, locked, locked.auth_token_set.exclude(expiry__lte=timezone.now()))
         token, key = AuthToken.objects.create(  # type: ignore[no-untyped-call]
-            user=locked, expiry=timedelta(days=days), name=name, scope=scope
+            user=locked, expiry=timedelta(days=days), name=name, scope=scope, pulse_user=only
         )
-        audit.record(None, audit.CREATED, token, owner=owner.email, days=days, scope=scope)
+        restriction = {"pulse_user": pulse_user} if pulse_user else {}
+        audit.record(None, audit.CREATED, token, owner=owner.email, days=days, scope=scope, **restriction)
     return token, key
+
+
+def _lock_only_pulse_user(owner: Owner, scope: str, username: str) -> PulseUser:
+    if scope != AuthToken.Scope.READ:
+        raise ValidationError({"pulse_user": ["Only a token with the scope 'read' can be for one Pulse user."]})
+    seen = PulseUser.objects.seen_by(owner).select_for_update(of=("self",), no_key=True)
+    found = seen.filter(username=username).first()
+    if found is None:
+        raise ValidationError({"pulse_user": ["You have no Pulse user of this name."]})
+    return found
 
 
 def revoke_token(token: AuthToken) -> None:

@@ -13,8 +13,9 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from accounts import audit, signals
-from accounts.models import Owner, Vouching, check_line, normalize_address, owner_with_address
+from accounts.models import Owner, Vouching, normalize_address, owner_with_address
 from core.refusals import Refusal
+from core.texts import check_line
 
 MIN_REQUEST_INTERVAL = timedelta(days=1)
 
@@ -91,6 +92,8 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
     """Keep an owner from creating Pulse users and tokens, and record who did. ``by`` is None for a rule.
 
+    A person declines an open request with it.
+
     Existing Pulse users and tokens keep working; ``withdrawal.withdraw`` can remove them. Raises PermissionDenied if
     ``by`` is no operator or the owner is one, and ValidationError also if the reason begins like a rule's.
     """
@@ -102,9 +105,10 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
         if locked.is_staff:
             raise PermissionDenied(f"{locked.email} is an operator. First remove that status in the admin.")
         last = locked.vouchings.first()
-        if (was := locked.vouched) or (by is not None and not _is_withdrawn_by_a_person(last)):
-            locked.vouched = False
-            locked.save(update_fields=["vouched"])
+        is_new = by is not None and (bool(locked.vouch_request) or not _is_withdrawn_by_a_person(last))
+        if (was := locked.vouched) or is_new:
+            locked.vouched, locked.vouch_request = False, ""  # the time stays: a request a day
+            locked.save(update_fields=["vouched", "vouch_request"])
             Vouching.objects.create(owner=locked, vouched=False, by=by, reason=reason)
             if not was:
                 audit.record(by, "refused access", locked, reason=reason)
@@ -138,9 +142,9 @@ def request_vouching(owner: Owner, reason: str) -> None:
 
 
 def open_requests() -> QuerySet[Owner]:
-    """Return the owners who requested access and have none, the earliest request first."""
+    """Return the owners whose request for access has no answer, the earliest first."""
     asking = Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
-    return asking.order_by("vouch_requested_at")
+    return asking.exclude(vouch_request="").order_by("vouch_requested_at")
 
 
 def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | None) -> None:

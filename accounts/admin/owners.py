@@ -161,10 +161,10 @@ class AuthTokenAdmin(AuditedAdmin):
 
     allowed = {"cascade"}
     key = "uuid"
-    list_display = ["name", "user", "scope", "created", "expiry", "last_used"]
+    list_display = ["name", "user", "scope", "pulse_user", "created", "expiry", "last_used"]
     list_display_links = None
     list_filter = ["scope", "created", "expiry", "last_used"]
-    list_select_related = ["user"]
+    list_select_related = ["user", "pulse_user"]
     search_fields = ["name", "user__email"]
     actions = ["revoke"]
 

@@ -81,6 +81,7 @@ TOKEN = {
     "expires": "2027-01-05T09:00:00Z",
     "last_used": None,
     "scope": "agent",
+    "pulse_user": None,
 }
 
 
@@ -281,6 +282,12 @@ class NewPasswordSerializer(serializers.Serializer[Any]):
     close_connections = serializers.BooleanField(
         default=False, help_text="Whether to close live connections that used the old password."
     )
+    later = serializers.BooleanField(
+        default=False, help_text="Whether to get a generated password that is set later, with `prepared`."
+    )
+    prepared = serializers.CharField(
+        default="", write_only=True, max_length=2000, help_text="Sets the password that came with this text."
+    )
 
 
 @extend_schema_serializer(
@@ -294,6 +301,9 @@ class PasswordSerializer(serializers.Serializer[Any]):
 
     username = serializers.CharField()
     password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
+    prepared = serializers.CharField(
+        required=False, help_text="The password is not set yet. To set it, send this within seven days."
+    )
 
 
 class ConnectionSerializer(serializers.Serializer[Connection]):
@@ -433,10 +443,11 @@ class TokenSerializer(serializers.ModelSerializer[AuthToken]):
 
     uuid = HexUUIDField()
     expires = serializers.DateTimeField(source="expiry", allow_null=True, read_only=True)
+    pulse_user: Any = serializers.SlugRelatedField(slug_field="username", read_only=True, allow_null=True)
 
     class Meta:
         model = AuthToken
-        fields = ["uuid", "name", "created", "expires", "last_used", "scope"]
+        fields = ["uuid", "name", "created", "expires", "last_used", "scope", "pulse_user"]
         read_only_fields = fields
 
 
@@ -451,7 +462,14 @@ class NewTokenSerializer(serializers.Serializer[Any]):
     scope = serializers.ChoiceField(
         AuthToken.Scope.choices,
         default=AuthToken.Scope.AGENT,
-        help_text="`agent`: register queues, as an agent. `all`: everything that you may do, except manage tokens.",
+        help_text="`agent`: register queues, as an agent. `read`: every GET, except of tokens and messages. `all`: "
+        "everything that you may do, except manage tokens.",
+    )
+    pulse_user = serializers.CharField(
+        default=None,
+        allow_null=True,
+        max_length=255,
+        help_text="With the scope `read`: the name of the only Pulse user that the token reads.",
     )
 
 

@@ -195,16 +195,25 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
     def rotate_password(self, request: Request, username: str) -> Response:
         """Change the password of a Pulse user.
 
-        Permissions and queues don't change. Live connections stay open, unless you ask to close them.
+        Permissions and queues don't change. Live connections stay open, unless you ask to close them. Programs that
+        connect again need the new password. So that they can have it before, send `later`: the response has a password
+        that is not set yet, and the text `prepared`, with which you set it.
         """
         pulse_user = self.get_object()
         body = read(NewPasswordSerializer, request)
-        own_password = body.get("password")
+        own_password, prepared = body.get("password"), body["prepared"]
+        if body["later"]:
+            if own_password is not None or prepared:
+                raise ValidationError({"later": ["Leave out `password` and `prepared`."]})
+            password, prepared = passwords.prepare_password(pulse_user, request.user)
+            return Response(
+                {"username": pulse_user.username, "password": password, "prepared": prepared}, headers=SHOWN_ONCE
+            )
         password = passwords.rotate_password(
-            pulse_user, own_password, close_connections=body["close_connections"], by=request.user
+            pulse_user, own_password, prepared=prepared, close_connections=body["close_connections"], by=request.user
         )
         data = {"username": pulse_user.username}
-        if own_password is None:
+        if own_password is None and not prepared:
             data["password"] = password
         return Response(data, headers=SHOWN_ONCE)
 
@@ -302,7 +311,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         if self.request.user.is_staff:
             return vouching.listed_owners()
         if vouching.may_vouch(self.request.user):
-            return Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
+            return vouching.open_requests()
         return Owner.objects.none()
 
     def filter_queryset(self, queryset: QuerySet[Owner, Any]) -> QuerySet[Owner, Any]:
@@ -417,7 +426,7 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
 
     def get_queryset(self) -> QuerySet[AuthToken]:
         """Return the user's own tokens. Operators see no others, either."""
-        return AuthToken.objects.filter(user=self.request.user.pk)
+        return AuthToken.objects.filter(user=self.request.user.pk).select_related("pulse_user")
 
     @extend_schema(request=NewTokenSerializer, responses={201: MadeTokenSerializer})
     def create(self, request: Request) -> Response:
@@ -427,7 +436,9 @@ class Tokens(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         """
         vouching.require_vouched(request.user)
         body = read(NewTokenSerializer, request)
-        row, token = tokens.create_token(request.user, body["name"], body["days"], body["scope"])
+        row, token = tokens.create_token(
+            request.user, body["name"], body["days"], body["scope"], body["pulse_user"] or ""
+        )
         return Response({**self.get_serializer(row).data, "token": token}, HTTPStatus.CREATED, headers=SHOWN_ONCE)
 
     @extend_schema(request=ConfirmSerializer, responses={204: None, 409: ConfirmationRequired})

@@ -49,10 +49,10 @@ def uuids_in(text: str) -> list[UUID]:
 
 
 def add_error(form: forms.Form, error: ValidationError, field: str) -> None:
-    """Add the errors to the fields they name, or to ``field`` if the form has no such field."""
+    """Add the errors to the fields they name, or else to ``field``, or to the form if it has neither."""
     by_field = error.error_dict if hasattr(error, "error_dict") else {getattr(error, "field", ""): error}
     for name, errors in by_field.items():
-        form.add_error(name if name in (*form.fields, NON_FIELD_ERRORS) else field, errors)
+        form.add_error(next((one for one in (name, field) if one in form.fields), NON_FIELD_ERRORS), errors)
 
 
 def broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) -> str:

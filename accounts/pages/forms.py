@@ -130,7 +130,7 @@ class PasswordForm(Form):
         label="Close its open connections",
         required=False,
         help_text="Programs are disconnected, and need the new password to reconnect. "
-        "Otherwise they stay connected with the old password until they reconnect.",
+        "Without the tick nothing is closed.",
     )
 
 
@@ -244,7 +244,10 @@ class WithdrawForm(Form):
         label="Also remove Pulse users and tokens", required=False, help_text="Otherwise they keep working."
     )
     reason = forms.CharField(
-        label="Reason (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="We record it."
+        label="Reason (optional)",
+        required=False,
+        max_length=vouching.MAX_REASON_LENGTH,
+        help_text="We record it, and the owner sees it.",
     )
 
 
@@ -259,11 +262,18 @@ class TokenForm(Form):
         label="What can it do?",
         choices=[
             (AuthToken.Scope.AGENT, "Register queues, as agents do. It can't read or change anything else."),
+            (AuthToken.Scope.READ, "Read what you can see: Pulse users, queues, archives. No messages, no changes."),
             (AuthToken.Scope.ALL, "Everything that you can do, such as publishing events and deleting queues."),
         ],
         initial=AuthToken.Scope.AGENT,
         required=False,
         widget=forms.RadioSelect,
+    )
+    pulse_user = forms.CharField(
+        label="Only for this Pulse user (optional)",
+        required=False,
+        help_text="For a token that reads. It then sees nothing else of yours.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
     days = forms.IntegerField(label="Valid for (days)", initial=tokens.DEFAULT_DAYS)
 

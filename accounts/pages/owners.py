@@ -106,6 +106,7 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         remove, reason = form.cleaned_data["remove"], form.cleaned_data["reason"]
         typed, confirm = typed_confirmation(request, owner.email)
+        is_declined = bool(owner.vouch_request) and not remove
         try:
             withdrawal.withdraw(owner, request.user, remove=remove, reason=reason, confirm=confirm)
         except ValidationError as error:
@@ -122,7 +123,8 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
             )
         else:
             kept = "Tokens and Pulse users are removed" if remove else "Existing tokens and Pulse users keep working"
-            messages.success(request, f"{owner} can't create anything on RabbitMQ any more. {kept}.")
+            outcome = f"{owner} can't create anything on RabbitMQ any more. {kept}."
+            messages.success(request, f"The request of {owner} is declined." if is_declined else outcome)
             return redirect("owner", owner.uuid)
     pulse_users = PulseUser.objects.annotate(number_of_owners=Count("owners")).filter(pk__in=owner.pulse_users.all())
     return render(

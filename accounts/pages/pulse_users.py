@@ -1,6 +1,8 @@
 """The pages of Pulse users: list, creation, password, connections, thresholds, removal."""
 
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -209,8 +211,7 @@ def pulse_user_response(
             "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
             "archive_days": settings.GUARDIAN_ARCHIVE_DAYS,
             "archives_form": forms.ArchivesForm(initial={"keeps_archives": pulse_user.keeps_archives}),
-            "password_form": password_form
-            or forms.PasswordForm(initial={"close_connections": pulse_user.password_exposed_at is not None}),
+            "password_form": password_form or forms.PasswordForm(),
         },
         status=status,
     )
@@ -223,6 +224,8 @@ def _connections_shown(connections: list[Connection]) -> dict[str, Any]:
     return {
         "shown": [(connection, None if consumers is None else consumers[connection.name]) for connection in shown],
         "more": len(connections) - len(shown),
+        "addresses": sorted(Counter(connection.client_address for connection in connections).items()),
+        "total": len(connections),
         "with_times": any(connection.connected_at for connection in shown),
     }
 
@@ -262,21 +265,51 @@ def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) 
 
 @pulse_user_action
 def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Change the password of a Pulse user, and show it if it was generated."""
+    """Change the password of a Pulse user, and show it if it was generated. Or show a new one that is set later."""
     form = forms.PasswordForm(request.POST)
     if not form.is_valid():
         return pulse_user_response(request, pulse_user, password_form=form)
-    own_password = form.cleaned_data.get("password", "")
+    own_password, prepared = form.cleaned_data.get("password", ""), request.POST.get("prepared", "")
     close = form.cleaned_data["close_connections"]
     try:
-        password = passwords.rotate_password(pulse_user, own_password or None, close_connections=close, by=request.user)
+        if "later" in request.POST:
+            if own_password:
+                raise Refusal("Leave this empty to get a new password that is set later.", "password")
+            return _prepared_page(request, pulse_user, *passwords.prepare_password(pulse_user, request.user))
+        password = passwords.rotate_password(
+            pulse_user, own_password or None, prepared=prepared, close_connections=close, by=request.user
+        )
     except ValidationError as error:
         add_error(form, error, "password")
         return pulse_user_response(request, pulse_user, password_form=form)
     except BrokerError as error:
         trouble = broker_trouble(request, error, "We don't know whether the password was changed. Change it again.")
+        if prepared:
+            password = passwords.prepared_password(pulse_user, request.user, prepared)
+            return _prepared_page(request, pulse_user, password, prepared, trouble)
         return pulse_user_response(request, pulse_user, trouble=trouble, status=503)
-    return _password_page(request, pulse_user, "" if own_password else password, closed=close)
+    shown = "" if own_password or prepared else password
+    return _password_page(request, pulse_user, shown, was_shown=bool(prepared), closed=close)
+
+
+def _prepared_page(
+    request: OwnersRequest, pulse_user: PulseUser, password: str, prepared: str, trouble: str = ""
+) -> HttpResponse:
+    """Return the page that shows a new password before it is set, and sets it once its owner says so."""
+    connections = None
+    with contextlib.suppress(BrokerError):
+        connections = _connections_shown(passwords.connections_of(pulse_user))
+    context = {
+        "pulse_user": pulse_user,
+        "password": password,
+        "connections": connections,
+        "prepared": prepared,
+        "form": forms.PasswordForm(),
+        "trouble": trouble,
+    }
+    response = render(request, "accounts/prepared_password.html", context, status=503 if trouble else 200)
+    response["Cache-Control"] = "no-store"
+    return response
 
 
 @pulse_user_action
@@ -399,15 +432,22 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
 
 
 def _password_page(
-    request: OwnersRequest, pulse_user: PulseUser, password: str, *, made: bool = False, closed: bool = False
+    request: OwnersRequest,
+    pulse_user: PulseUser,
+    password: str,
+    *,
+    made: bool = False,
+    was_shown: bool = False,
+    closed: bool = False,
 ) -> HttpResponse:
-    """Return the page that shows how to connect, and a generated password; "" if the visitor chose the password."""
+    """Return the page that shows how to connect, and a generated password; "" if the visitor has it already."""
     response = render(
         request,
         "accounts/password.html",
         {
             "pulse_user": pulse_user,
             "password": password,
+            "was_shown": was_shown,
             "made": made,
             "closed": closed,
             **_connecting(pulse_user.username),

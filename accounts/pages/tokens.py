@@ -32,9 +32,9 @@ def tokens_page(request: OwnersRequest) -> HttpResponse:
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
-            wanted = (form.cleaned_data[name] for name in ("name", "days", "scope"))
+            wanted = (form.cleaned_data[name] for name in ("name", "days", "scope", "pulse_user"))
             token, key = tokens.create_token(request.user, *wanted)
-            path = "queues" if scopes.allows_all(token) else "agent-identities"
+            path = "agent-identities" if scopes.why_refused(token, "queues/", "GET") else "queues"
             address = f"{settings.GUARDIAN_BASE_URL}/api/{path}/"
             made = {"token": token, "key": key, "address": address}
             response = render(request, "accounts/token.html", made, status=201)
@@ -58,7 +58,7 @@ def _tokens_response(
         request,
         "accounts/tokens.html",
         {
-            "page": page_of(request, AuthToken.objects.filter(user=request.user)),
+            "page": page_of(request, AuthToken.objects.filter(user=request.user).select_related("pulse_user")),
             "now": timezone.now(),
             "may_make": vouching.may_use_broker(request.user),
             "form": form,

@@ -1,9 +1,11 @@
 """The password of a Pulse user, and its connections: a new password closes them."""
 
 import contextlib
+import json
 import logging
 import secrets
 from collections.abc import Collection
+from typing import Any
 
 from accounts import audit
 from accounts.models import (
@@ -18,7 +20,7 @@ from accounts.pulse_users.validation import (
     live_row,
     why_not_ownable,
 )
-from core import broker, locks
+from core import broker, locks, sealing
 from core.refusals import Refusal
 from rabbit.entities import Connection, QueueConsumer
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
@@ -30,10 +32,45 @@ logger = logging.getLogger(__name__)
 # The password
 
 
+MAX_PREPARED_SECONDS = 7 * 24 * 3600
+
+
+def prepare_password(pulse_user: PulseUser, by: Owner) -> tuple[str, str]:
+    """Return a generated password, and a sealed text with which ``rotate_password`` sets it within seven days.
+
+    Nothing is changed or stored, so that programs can get the password first.
+    """
+    password = secrets.token_urlsafe(24)
+    return password, sealing.seal(sealing.PASSWORDS, json.dumps([*_sealed_for(pulse_user, by), password]))
+
+
+def prepared_password(pulse_user: PulseUser, by: Owner, prepared: str) -> str:
+    """Return the password of ``prepare_password``. Raises Refusal unless it was for this Pulse user and person."""
+    try:
+        *sealed_for, password = json.loads(sealing.unseal(sealing.PASSWORDS, prepared, MAX_PREPARED_SECONDS))
+    except sealing.CannotUnseal:
+        sealed_for, password = [], ""
+    if sealed_for != _sealed_for(pulse_user, by):
+        raise Refusal("This new password is not valid any more. Nothing was changed. Begin again.", "prepared")
+    return str(password)
+
+
+def _sealed_for(pulse_user: PulseUser, by: Owner) -> list[Any]:
+    """Return what must not change until the password is set. An owner who left meanwhile may know it, too."""
+    return [pulse_user.pk, by.pk, str(pulse_user.password_exposed_at)]
+
+
 def rotate_password(
-    pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False, by: Owner | None = None
+    pulse_user: PulseUser,
+    password: str | None = None,
+    *,
+    prepared: str = "",
+    close_connections: bool = False,
+    by: Owner | None = None,
 ) -> str:
     """Change the Pulse user's password and return it. Without a password, one is generated. Show it now.
+
+    ``prepared`` is the text of ``prepare_password``, in place of a password.
 
     ``by`` is the owner or operator who does; None: a command. Permissions and tags stay. Live connections stay open
     unless ``close_connections``. If the broker lost the Pulse user, or it was not ready, it is created again with the
@@ -48,7 +85,9 @@ def rotate_password(
             password has changed already; repeating the call completes it.
     """
     username = pulse_user.username
-    if password is not None:
+    if prepared and by is not None:
+        password = prepared_password(pulse_user, by, prepared)
+    elif password is not None:
         check_password(password, username)
     management = broker.management()
     try:

@@ -12,11 +12,11 @@ from accounts.access.reserved_names import is_reserved
 from accounts.models import (
     Owner,
     PulseUser,
-    has_control_characters,
 )
 from accounts.pulse_users.namespace import Belongings
 from core import broker
 from core.refusals import Refusal
+from core.texts import has_control_characters
 from rabbit import names, permissions
 from rabbit.addresses import split_addresses
 from rabbit.errors import BrokerUnavailable, NotOnBroker

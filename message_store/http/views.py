@@ -364,7 +364,7 @@ def _caller(request: HttpRequest) -> Caller:
     owner, token = found
     request.user = owner  # for the log
     if not scopes.allows_all(token):
-        raise AccessDenied(scopes.NEEDS_ALL)
+        raise AccessDenied(scopes.needs_all(token))
     return Caller(email=owner.email)
 
 

@@ -4,6 +4,7 @@ A request is an event of the queue. It is open until an operator changes the lim
 """
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
@@ -19,6 +20,7 @@ from notifications.enqueue import Notice
 from queues.mails import kinds
 from queues.models import Queue, QueueEvent
 from queues.rules import thresholds
+from queues.rules.temporary_limits import check_end, recorded
 
 MAX_REASON_LENGTH = 500
 
@@ -42,8 +44,8 @@ def open_request(queue: Queue) -> QueueEvent | None:
     return open_requests().filter(queue=queue).first()
 
 
-def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
-    """Ask the operators for a deletion limit of this queue, in messages.
+def ask(queue: Queue, by: Owner, max_length: int, reason: str, limits_until: datetime | None = None) -> None:
+    """Ask the operators for a deletion limit of this queue, in messages, permanently or until this time.
 
     Raises RateLimitExceeded. The limit is invalid if it is not higher than the present one, the queue has none, a
     request is open, or there is no operator.
@@ -53,6 +55,8 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
     present = thresholds.of_queue(queue).max
     if max_length <= present:
         raise ValidationError({"max_length": f"Enter more than {present:,}, the present limit."})
+    check_end(limits_until, timezone.now())
+    end = {"limits_until": limits_until.astimezone(UTC).isoformat()} if limits_until else {}
     recipients = operators_and_staff()
     if not recipients:
         raise ValidationError("No operator has an address here. Ask in person.")
@@ -63,8 +67,8 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str) -> None:
         if (earlier := open_request(queue)) is not None:
             wanted = earlier.details["wanted"]
             raise ValidationError(f"The operators have not decided about the request for {wanted:,} yet.")
-        _record(queue, QueueEvent.Kind.ASKED, by, wanted=max_length, reason=reason)
-        notice = Notice(kinds.LIMIT_REQUEST, {**facts, "wanted": max_length}, recipients=recipients)
+        _record(queue, QueueEvent.Kind.ASKED, by, wanted=max_length, reason=reason, **end)
+        notice = Notice(kinds.LIMIT_REQUEST, {**facts, **end, "wanted": max_length}, recipients=recipients)
         enqueue.enqueue([notice], timezone.now())
         audit.record(by, "asked for another limit", [queue], max_length=max_length)
     enqueue.wake()
@@ -89,7 +93,7 @@ def answer(changed: Iterable[Queue], by: Owner) -> None:
     for request in open_requests().filter(queue__in=[queue.pk for queue in changed]):
         if request.queue is not None:
             limit = thresholds.of_queue(request.queue).max if thresholds.has_limit(request.queue) else None
-            _notify(request, by, {"max": limit})
+            _notify(request, by, {"max": limit, "limits_until": recorded(request.queue)["limits_until"]})
 
 
 def _notify(request: QueueEvent, by: Owner, decision: dict[str, object]) -> None:

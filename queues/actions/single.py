@@ -7,6 +7,7 @@ import copy
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from django.utils import timezone
 from accounts import audit
 from accounts.access import vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
-from core import broker
+from core import broker, bulk
 from core.confirmation import ConfirmableChange
 from core.refusals import Refusal
 from queues.actions import effects, limit_requests
@@ -27,6 +28,7 @@ from queues.guard import destroying, feeding, registered
 from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent, QueueSample
 from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
+from queues.rules.temporary_limits import END, LIMITS, recorded, set_end
 from rabbit.entities import Binding, QueueConsumer, QueueRates
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.management import Management
@@ -36,8 +38,6 @@ from rabbit.requests.queues import consumers_in, rates_in
 from rabbit.snapshot import STREAM
 
 logger = logging.getLogger(__name__)
-
-LIMITS = ("unbounded", "warn_length", "max_length")
 
 # Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
@@ -177,13 +177,20 @@ def set_limits(
     unbounded: bool | Unchanged = UNCHANGED,
     warn_length: int | Unchanged | None = UNCHANGED,
     max_length: int | Unchanged | None = UNCHANGED,
+    limits_until: datetime | Unchanged | None = UNCHANGED,
     confirm: str = "",
 ) -> None:
     """Set a queue's own limits, in messages. None: those of its Pulse user or the policy apply.
 
-    Raises Queue.DoesNotExist if its row was deleted in the meantime.
+    At ``limits_until`` the limits before return. Changed limits without it are permanent. Raises Queue.DoesNotExist if
+    its row was deleted in the meantime.
     """
-    given = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
+    given = {
+        "unbounded": unbounded,
+        "warn_length": warn_length,
+        "max_length": max_length,
+        "limits_until": limits_until,
+    }
     limits = {name: value for name, value in given.items() if value is not UNCHANGED}
     refused = set_limits_of_all([queue], by, limits, confirm)
     for error in refused.values():
@@ -193,10 +200,12 @@ def set_limits(
 def set_limits_of_all(
     queues: Collection[Queue], by: Owner, limits: Mapping[str, Any], confirm: str = ""
 ) -> dict[int, ValidationError | Queue.DoesNotExist]:
-    """Set these limits, any of ``LIMITS``, for several queues, and return the errors by primary key."""
+    """Set these limits, as ``set_limits`` has them, for several queues, and return the errors by primary key."""
     if not by.is_staff:
         raise PermissionDenied("Only operators set the limits of a queue.")
-    change = ConfirmableChange(by, "set limits", queues, limits, confirm)
+    until = limits.get("limits_until")
+    values = {**limits, "limits_until": until.isoformat()} if until else limits
+    change = ConfirmableChange(by, "set limits", queues, values, confirm)
     refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
     changed: list[tuple[Queue, Queue]] = []
     with transaction.atomic():
@@ -212,13 +221,13 @@ def set_limits_of_all(
                 refused[queue.pk] = error
                 continue
             rows[queue.pk] = after
-            if _limits_of(before) != _limits_of(after):
+            if recorded(before) != recorded(after):
                 changed.append((before, after))
         change.require_confirmed(effects.of_limits(changed))
-        _write_limits(changed, limits, by, actor)
+        _write_limits(changed, by, actor)
     for queue in queues:
         if queue.pk not in refused:
-            for name in LIMITS:
+            for name in (*LIMITS, *END):
                 setattr(queue, name, getattr(rows[queue.pk], name))
     return refused
 
@@ -238,21 +247,17 @@ def _with_limits(queue: Queue, limits: Mapping[str, Any]) -> Queue:
         setattr(changed, name, value)
     changed.clean_fields(exclude={field.name for field in Queue._meta.get_fields()} - set(LIMITS))
     check_limits(changed.pulse_user, changed.warn_length, changed.max_length)
+    set_end(changed, queue, limits, timezone.now())
     return changed
 
 
-def _limits_of(queue: Queue) -> dict[str, Any]:
-    return {name: getattr(queue, name) for name in LIMITS}
-
-
-def _write_limits(
-    changed: Collection[tuple[Queue, Queue]], limits: Mapping[str, Any], by: Owner, actor: Owner | None
-) -> None:
+def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner, actor: Owner | None) -> None:
     """Write and record these limits. Each queue is given before and after."""
     if not changed:
         return
-    changes = [audit.Change(after, _limits_of(before), _limits_of(after)) for before, after in changed]
-    Queue.objects.filter(pk__in=[change.thing.pk for change in changes]).update(**limits)
+    changes = [audit.Change(after, recorded(before), recorded(after)) for before, after in changed]
+    columns = (*LIMITS, *END)
+    bulk.update(Queue, columns, [(after.pk, *(getattr(after, name) for name in columns)) for _, after in changed])
     limit_requests.answer([after for _, after in changed], by)
     QueueEvent.objects.bulk_create(
         _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})

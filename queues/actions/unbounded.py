@@ -11,9 +11,9 @@ from accounts import audit
 from accounts.importing.adoption import EXISTS, LEFT_OUT, Step
 from core import broker, bulk, leases
 from core.leases import LeaseTaken
-from queues.actions.single import LIMITS
 from queues.guard.monitor import LEASE
 from queues.models import Queue, QueueEvent
+from queues.rules.temporary_limits import limits_of
 from rabbit.names import is_amqp_name
 
 MAKE_UNBOUNDED = "make unbounded"
@@ -93,7 +93,7 @@ def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
     selected = bulk.among(Queue, ("vhost", "name"), wanted)
     stored = list(Queue.objects.select_for_update().filter(selected).order_by("id"))
     bounded = [queue for queue in stored if not queue.unbounded]
-    Queue.objects.filter(selected).update(unbounded=True)
+    Queue.objects.filter(selected).update(unbounded=True, limits_until=None, limits_before=None, limits_phase="")
     without_row = sorted(set(wanted) - {(queue.vhost, queue.name) for queue in stored})
     created = Queue.objects.bulk_create(
         Queue(
@@ -104,7 +104,7 @@ def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
     )  # fmt: skip
     events = []
     for queue in [*bounded, *created]:
-        limits = {name: getattr(queue, name) for name in LIMITS}
+        limits = limits_of(queue)
         details = {"before": {**limits, "unbounded": False}, "after": {**limits, "unbounded": True}, "command": command}
         kind = QueueEvent.Kind.ADJUSTED
         events.append(

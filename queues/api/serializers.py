@@ -44,6 +44,7 @@ QUEUE = {
     "warn_length": 2000,
     "max_length": 8000,
     "unbounded": False,
+    "limits_until": None,
     "registered": False,
     "first_seen": "2026-01-05T09:00:00Z",
     "last_seen": "2026-01-05T12:00:00Z",
@@ -85,7 +86,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         fields = [
             "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
             "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length",
-            "unbounded", "registered", "first_seen", "last_seen",
+            "unbounded", "limits_until", "registered", "first_seen", "last_seen",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -132,6 +133,12 @@ class LimitsSerializer(serializers.Serializer[Any]):
     unbounded = serializers.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
     warn_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
     max_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
+    limits_until = serializers.DateTimeField(
+        required=False,
+        allow_null=True,
+        help_text="When the limits before return; at most a year from now. Null, or limits without it: never. A queue "
+        "that is over the earlier deletion limit then keeps the present one until it is not.",
+    )
     confirm = ConfirmField()
 
 
@@ -178,7 +185,10 @@ class LimitRequestSerializer(serializers.Serializer[Any]):
 
     max_length = serializers.IntegerField(min_value=1, max_value=MAX_THRESHOLD, help_text="In messages.")
     reason = serializers.CharField(
-        max_length=MAX_REASON_LENGTH, help_text="Why the queue needs it, and for how long. The operators read it."
+        max_length=MAX_REASON_LENGTH, help_text="Why the queue needs it. The operators read it."
+    )
+    limits_until = serializers.DateTimeField(
+        default=None, allow_null=True, help_text="When you no longer need it; null: you need it permanently."
     )
 
 

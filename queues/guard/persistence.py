@@ -16,7 +16,7 @@ from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
-from queues.guard import alarms, recovering, registered, unguarded
+from queues.guard import alarms, limits_end, recovering, registered, unguarded
 from queues.guard.destroying import Target, why_not
 from queues.guard.earlier_settings import earlier_rules, settings_to_store
 from queues.guard.facts import Facts
@@ -29,6 +29,7 @@ from queues.rules.brake import after_pass, released_queues
 from queues.rules.changes import Changes, Message
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import NO_REGISTRATIONS, Earlier, Observation, Registrations, StoredPulseUser, StoredQueue
+from queues.rules.temporary_limits import LIMITS
 from queues.rules.thresholds import DELETING, GONE, MemoryPressure
 from queues.rules.turns import LONGEST_GAP
 from rabbit import memory, snapshot
@@ -140,7 +141,6 @@ class Inventory(NamedTuple):
     streams: list[QueueName]
 
 
-LIMITS = ("unbounded", "warn_length", "max_length")
 ATTEMPTS = ("attempted_at", "returned_at")
 
 WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS, *ATTEMPTS))
@@ -166,6 +166,7 @@ def write(
         writing.keep_fetched([queue.id for queue in changes.gone if queue.id is not None])
         unarchived = _without_archives(changes.last_calls)
         notices = [_notice(message, facts, unarchived) for message in changes.messages]
+        notices += limits_end.end_limits(observation.snapshot, run.now)
         notices += _operator_notices(changes, observation, run.watch, run.now)
         run.report.notifications = enqueue.enqueue(notices, run.now, lease)
         _update_watch(run.watch, changes, observation, inventory, run.now)

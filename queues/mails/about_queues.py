@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -159,20 +159,22 @@ def _became_of_messages(facts: Details) -> list[str]:
 
 def limit_request(notification: Notification) -> Content:
     facts = notification.facts
-    wanted = messages(facts["wanted"])
+    wanted, until = messages(facts["wanted"]), facts.get("limits_until")
     page = absolute_url(reverse("queue_limits", args=[UUID(facts["uuid"])]))
+    end = f"&limits_until={until[:16]}" if until else ""
     return Content(
         subject=f"{facts['asks']} asks for a limit of {wanted}: {_name(facts)}",
         happened=f"{facts['asks']} asks for a deletion limit of {wanted} for the queue {readable(facts['queue'])}.",
         next=f"Until an operator sets it, Guardian deletes the queue past {messages(facts['max'])}.",
         advice="Set the limit if the broker has the memory for it. Otherwise send the owner the reason.",
-        action=Link("Decide", f"{page}?max_length={facts['wanted']}"),
+        action=Link("Decide", f"{page}?max_length={facts['wanted']}{end}"),
         facts=[
             Fact("Queue", readable(facts["queue"])),
             Fact("Virtual host", readable(facts["vhost"])),
             Fact("Messages", UNKNOWN if facts["length"] is None else f"{facts['length']:,}"),
             Fact("Deletion limit", f"{facts['max']:,}"),
             Fact("Reason", facts["reason"]),
+            *([Fact("Needed until", local_time(notification, datetime.fromisoformat(until)))] if until else []),
         ],
         why=Why("You get this because you are an operator."),
     )
@@ -196,15 +198,68 @@ def limit_answer(notification: Notification) -> Content:
             facts=shown,
             why=why,
         )
-    limit = "no deletion limit" if facts["max"] is None else f"a deletion limit of {messages(facts['max'])}"
+    limit, until = _limit_in_words(facts["max"]), facts.get("limits_until")
+    end = f" until {local_time(notification, datetime.fromisoformat(until))}" if until else " now"
     return Content(
         subject=f"New limits: {_name(facts)}",
-        happened=f"{facts['by']} set the limits of the queue {queue}. It has {limit} now.",
+        happened=f"{facts['by']} set the limits of the queue {queue}. It has {limit}{end}.",
         next="Guardian applies them in its next pass.",
         action=page,
         facts=shown,
         why=why,
     )
+
+
+def _limit_in_words(limit: int | None) -> str:
+    return "no deletion limit" if limit is None else f"a deletion limit of {messages(limit)}"
+
+
+LIMITS_STEPS = {
+    "announce": "its limits end within a day",
+    "restore": "its earlier limits apply again",
+    "keep": "over its earlier limits, so the present ones stay",
+}
+
+
+def limits_end(notification: Notification) -> Content:
+    """Return that temporary limits of a queue end soon, have ended, or stay because the queue is too long."""
+    facts = notification.facts
+    queue, length, old = readable(facts["queue"]), facts["length"], facts["old"]
+    until = local_time(notification, datetime.fromisoformat(facts["until"]))
+    present = "keeps its present limits" if facts["spared"] else f"keeps its limit of {messages(facts['max'])}"
+    stays = f"it {present} until it has been within {messages(old or 0)}. Nothing is deleted because limits end."
+    again = f"{_limit_in_words(old)} again"
+    advice = "Make sure that a consumer keeps the queue within its earlier limit, or ask the operators for more time."
+    if facts["step"] == "announce":
+        said = Content(
+            subject=f"Temporary limits end: {_name(facts)}",
+            happened=f"The present limits of the queue {queue} end at {until}.",
+            next=f"It then has {again}." + ("" if old is None else f" If it has more messages at that time, {stays}"),
+            advice="" if old is None else advice,
+        )
+    elif facts["step"] == "restore":
+        said = Content(
+            subject=f"Temporary limits have ended: {_name(facts)}",
+            happened=f"The temporary limits of the queue {queue} have ended. It has {again}.",
+            next="Guardian applies them from now on.",
+        )
+    else:
+        said = Content(
+            subject=f"Temporary limits stay: {_name(facts)}",
+            happened=f"The temporary limits of the queue {queue} were to end at {until}, but it has "
+            f"{messages(length)}. Its earlier limit is {messages(old or 0)}.",
+            next=stays[0].upper() + stays[1:],
+            advice=advice,
+        )
+    url = subject_url(notification)
+    shown = [
+        Fact("Queue", queue),
+        Fact("Virtual host", readable(facts["vhost"])),
+        Fact("Messages", UNKNOWN if length is None else f"{length:,}"),
+        Fact("Deletion limit", _deletion_limit(facts)),
+        as_of(notification),
+    ]
+    return replace(said, action=Link("Open the queue", url) if url else None, facts=shown)
 
 
 def no_consumers(notification: Notification) -> Content:

@@ -80,6 +80,13 @@ LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher dele
 LIMIT_ANSWER = kinds.register(
     "limit-answer", "operators decided about a higher deletion limit", about_queues.limit_answer
 )
+LIMITS_END = kinds.register(
+    "limits-end",
+    "limits of a queue end",
+    about_queues.limits_end,
+    topic="limits",
+    brief=lambda facts: Brief(about_queues.LIMITS_STEPS[facts["step"]], "with temporary limits"),
+)
 OUTAGE = kinds.register("outage", "the broker can't be queried", about_broker.outage)
 OUTAGE_OVER = kinds.register("outage-over", "the broker answers again", about_broker.outage_over)
 BRAKE = kinds.register("brake", "the brake blocks deletions", about_broker.brake)

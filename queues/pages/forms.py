@@ -7,6 +7,18 @@ from django import forms
 from accounts.models import MAX_THRESHOLD
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+
+
+class TimeInput(forms.DateTimeInput):
+    """A browser's own input of a date and a time."""
+
+    input_type = "datetime-local"
+
+    def __init__(self) -> None:
+        super().__init__(format=TIME_FORMAT)
+
+
 EMPTY = "In messages. Leave empty to use the default."
 
 
@@ -18,6 +30,12 @@ class LimitsForm(forms.Form):
     )
     warn_length = forms.IntegerField(required=False, label="Warning threshold", help_text=EMPTY)
     max_length = forms.IntegerField(required=False, label="Deletion limit", help_text=EMPTY)
+    limits_until = forms.DateTimeField(
+        required=False,
+        label="Until (optional)",
+        help_text="In UTC. Then the earlier limits return. A queue that is over them keeps these until it is not.",
+        widget=TimeInput,
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,8 +49,11 @@ class LimitRequestForm(forms.Form):
     )
     reason = forms.CharField(
         max_length=MAX_REASON_LENGTH,
-        help_text="Why the queue needs it, and for how long. The operators read it.",
+        help_text="Why the queue needs it. The operators read it.",
         widget=forms.Textarea(attrs={"rows": 3}),
+    )
+    limits_until = forms.DateTimeField(
+        required=False, label="Until (optional)", help_text="In UTC. Empty: permanently.", widget=TimeInput
     )
 
 

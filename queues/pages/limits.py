@@ -1,5 +1,6 @@
 """Pages on which operators set the limits of a queue, and owners ask for higher ones."""
 
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -15,17 +16,24 @@ from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_co
 from core.confirmation import ConfirmationRequired
 from queues.actions import limit_requests, single
 from queues.models import Queue
-from queues.pages.forms import DeclineForm, LimitRequestForm, LimitsForm
+from queues.pages.forms import TIME_FORMAT, DeclineForm, LimitRequestForm, LimitsForm
 from queues.pages.queue import seen_queue
 from queues.pages.visitors import Request, signed_in
 from queues.rules import thresholds
+from queues.rules.temporary_limits import limits_of, old_limit
 from rabbit.names import readable
 
 
-def _as_sent(initial: dict[str, Any]) -> dict[str, Any]:
+def _initial(queue: Queue) -> dict[str, Any]:
+    return {**limits_of(queue), "limits_until": queue.limits_until}
+
+
+def _as_sent(form: LimitsForm) -> dict[str, Any]:
     """Return what a browser sends of the unchanged form."""
-    shown = {name: "" if value is None else value for name, value in initial.items() if value is not False}
-    return {**shown, **{f"initial-{name}": value for name, value in shown.items()}}
+    shown = {field.name: field.value() for field in form if field.value() is not False}
+    sent = {name: f"{value:{TIME_FORMAT}}" if isinstance(value, datetime) else value for name, value in shown.items()}
+    sent = {name: "" if value is None else value for name, value in sent.items()}
+    return {**sent, **{f"initial-{name}": value for name, value in sent.items()}}
 
 
 @signed_in
@@ -35,16 +43,19 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     name = readable(queue.name)
     if not request.user.is_staff:
         return _refused(request, queue)
-    initial = {field: getattr(queue, field) for field in single.LIMITS}
+    initial = _initial(queue)
     wanted = request.GET.get("max_length", "")
     data = request.POST if request.method == "POST" else None
     if data is None and wanted.isascii() and wanted.isdecimal():  # the link in the mail about a request
-        data = QueryDict(urlencode({**_as_sent(initial), "max_length": wanted}))
+        asked = {"max_length": wanted, "limits_until": request.GET.get("limits_until", "")}
+        data = QueryDict(urlencode({**_as_sent(LimitsForm(initial=initial)), **asked}))
     form = LimitsForm(data, initial=initial)
     if request.method == "POST" and form.is_valid():
         typed, confirm = typed_confirmation(request, name)
         try:
             changed = {field: form.cleaned_data[field] for field in form.changed_data}
+            if changed:  # without an end, changed limits are permanent
+                changed["limits_until"] = form.cleaned_data["limits_until"]
             single.set_limits(queue, request.user, confirm=confirm, **changed)
         except ValidationError as error:
             form.add_error(None, error)
@@ -75,6 +86,7 @@ def _limits_page(request: Request, queue: Queue, form: LimitsForm, decline: Decl
         "name": readable(queue.name),
         "form": form,
         "thresholds": thresholds.of_queue(queue),
+        "old": old_limit(queue),
         "limit_request": limit_requests.open_request(queue),
         "decline": decline,
     }
@@ -89,8 +101,7 @@ def queue_limit_decline(request: Request, uuid: UUID) -> HttpResponse:
         return _refused(request, queue)
     form = DeclineForm(request.POST)
     if not form.is_valid():
-        limits = LimitsForm(initial={field: getattr(queue, field) for field in single.LIMITS})
-        return _limits_page(request, queue, limits, form)
+        return _limits_page(request, queue, LimitsForm(initial=_initial(queue)), form)
     try:
         limit_requests.decline(queue, request.user, form.cleaned_data["reason"])
     except ValidationError as error:
@@ -107,7 +118,7 @@ def queue_limit_request(request: Request, uuid: UUID) -> HttpResponse:
     form = LimitRequestForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
         try:
-            limit_requests.ask(queue, request.user, form.cleaned_data["max_length"], form.cleaned_data["reason"])
+            limit_requests.ask(queue, request.user, **form.cleaned_data)
         except ValidationError as error:
             form.add_error(None, error)
         else:

@@ -24,6 +24,7 @@ from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, states, thresholds
 from queues.rules.freshness import freshness_of_list
+from queues.rules.temporary_limits import LIMITS, old_limit
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.entities import Binding
 from rabbit.names import readable
@@ -75,6 +76,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "arguments": _arguments_shown(live),
             "has_limits": there and states.has_length(queue),
             "may_set_limits": there and request.user.is_staff and states.has_length(queue),
+            "old_limit": old_limit(queue),
             "fetch_paused_until": thresholds.fetch_paused_until(queue, timezone.now()),
             "limit_request": limit_requests.open_request(queue) if there else None,
             "may_destroy": may_destroy,
@@ -244,7 +246,13 @@ BY_PEOPLE = (
 )
 
 
-BY_GUARDIAN = (QueueEvent.Kind.DELETED, QueueEvent.Kind.KEPT, QueueEvent.Kind.SKIPPED)
+BY_GUARDIAN = (
+    QueueEvent.Kind.DELETED,
+    QueueEvent.Kind.KEPT,
+    QueueEvent.Kind.SKIPPED,
+    QueueEvent.Kind.LIMITS_ENDED,
+    QueueEvent.Kind.LIMITS_KEPT,
+)
 
 WHY_REMOVED = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
 
@@ -265,18 +273,24 @@ def describe_event(event: QueueEvent) -> tuple[str, str, str]:
         count = event.details.get("count", 1)
         return what, f"{count:,} event{'' if count == 1 else 's'}: {event.details.get('why', '')}", who
     if event.kind == QueueEvent.Kind.ASKED:
-        return what, f"{event.details['wanted']:,} messages: {event.details['reason']}", who
+        until = _until(event.details)
+        return what, f"{event.details['wanted']:,} messages{until}: {event.details['reason']}", who
     if event.kind == QueueEvent.Kind.DECLINED:
         return what, event.details["reason"], who
     if event.kind == QueueEvent.Kind.RESTORED:
         return what, f"to {readable(to)}" if (to := event.details["to"]) else "", who
     if "why" in event.details:
         return what, WHY_REMOVED.get(event.details["why"], ""), "Guardian"
-    if event.kind != QueueEvent.Kind.ADJUSTED:
-        return what, "", who
     before, after = event.details.get("before", {}), event.details.get("after", {})
-    changed = [name for name in single.LIMITS if before.get(name) != after.get(name)]
-    return what, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed), who
+    changed = [name for name in LIMITS if before.get(name) != after.get(name)]
+    limits = "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed)
+    return what, f"{limits}{_until(after)}".strip(), who
+
+
+def _until(details: Mapping[str, Any]) -> str:
+    """Return the end of limits for a text, or an empty text if they have none."""
+    at = details.get("limits_until")
+    return f" until {datetime.fromisoformat(at):%Y-%m-%d %H:%M %Z}" if at else ""
 
 
 LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warning threshold", "max_length": "deletion limit"}

@@ -14,6 +14,7 @@ from accounts.access import tokens, vouching
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pages import pulse_user_owners, pulse_users
 from accounts.pulse_users import addresses, creation, passwords, withdrawal
+from core import locks
 from tests.conftest import Amqp
 from tests.support.toolbox import AWAY, can_log_in, stored_queue, wait_until
 
@@ -223,6 +224,7 @@ def test_a_pulse_users_page_shows_its_permissions_owners_and_consumers(pulse_use
     for what in (
         f"queues whose names start with queue/{name}/", "alice@example.org (you)", "bob@example.org", "the default",
         f"/queues/?pulse_user={name}", f"/pulse-users/{name}/delete/", f"queue/{name}/builds</bdi>",
+        '1 open connection:</strong> 1 from <bdi class="name">127.0.0.1</bdi>',
     ):  # fmt: skip
         assert what in page
     assert re.search(r'<th scope="row"><span class="name">127\.0\.0\.1:\d+ -&gt; ', page)
@@ -373,6 +375,26 @@ def test_a_generated_password_is_shown_once_and_a_chosen_one_is_not(
     assert "Its open connections were closed" in page.text
 
 
+def test_a_new_password_is_shown_before_and_set_when_its_owner_says_so(pulse_user, visit, name, broker, guarded):
+    client, path = visit("co-owner"), f"/pulse-users/{name}/password/"
+    now = secret_in(client.post(path))
+    page = client.post(path, {"later": "1"})
+    later, prepared = secret_in(page), re.search(r'name="prepared" value="([^"]+)"', page.text)[1]
+    assert (page["Cache-Control"], later in prepared) == ("no-store", False)
+    assert (can_log_in(broker, guarded, name, now), can_log_in(broker, guarded, name, later)) == (True, False)
+    assert "is not valid any more" in visit("operator").post(path, {"prepared": prepared}).text
+    page = client.post(path, {"prepared": prepared})
+    assert "It has the password that you were shown" in page.text
+    assert later not in page.text
+    assert (can_log_in(broker, guarded, name, now), can_log_in(broker, guarded, name, later)) == (False, True)
+
+
+def test_where_passwords_are_generated_the_form_says_why_none_was_set(pulse_user, visit, name, settings):
+    settings.GUARDIAN_REQUIRE_GENERATED_PASSWORDS = True
+    with locks.lock(name):
+        assert "Another request is changing" in visit("owner").post(f"/pulse-users/{name}/password/").text
+
+
 # Deleting
 
 
@@ -438,6 +460,20 @@ def test_an_operator_sees_requests_first_and_approves_one(people, visit):
     assert "No open requests for access." in page.text
     record = people["not vouched"].vouchings.get()
     assert (record.vouched, record.by) == (True, people["operator"])
+
+
+def test_an_operator_declines_a_request_with_a_reason_that_its_owner_reads(people, visit):
+    newcomer = people["not vouched"]
+    vouching.request_vouching(newcomer, "I build things.")
+    client, path = visit("operator"), f"/owners/{newcomer.uuid}/"
+    assert f'href="{path}#decline"' in client.get("/owners/").text
+    assert "Decline the request" in client.get(path).text
+    page = client.post(path, {"reason": "Ask your team first."}, follow=True)
+    assert "The request of dora@example.org is declined." in page.text
+    assert "No open requests for access." in client.get("/owners/").text
+    page = visit("not vouched").get("/vouching/").text
+    assert "Your request was declined <time" in page
+    assert "Ask your team first." in page
 
 
 def test_an_address_that_never_signed_in_is_neither_listed_nor_approved(people, visit):

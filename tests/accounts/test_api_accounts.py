@@ -52,8 +52,13 @@ def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, username,
     assert changed.json()["invited"] == ["bob@example.org"]
     assert changed.json()["notification_emails"] == ["team@example.org"]
 
-    own = {"password": "correct horse battery", "close_connections": True}
-    assert program.post(f"pulse-users/{username}/rotate-password/", own).json() == {"username": username}
+    own, own_user = {"password": "correct horse battery", "close_connections": True}, {"username": username}
+    assert program.post(f"pulse-users/{username}/rotate-password/", own).json() == own_user
+    later = program.post(f"pulse-users/{username}/rotate-password/", {"later": True}).json()
+    assert len(later.pop("password")) == 32
+    assert program.post(f"pulse-users/{username}/rotate-password/", {"prepared": later["prepared"]}).json() == own_user
+    forged = program.post(f"pulse-users/{username}/rotate-password/", {"prepared": "forged"})
+    assert (forged.status_code, list(forged.json())) == (400, ["prepared"])
     weak = program.post(f"pulse-users/{username}/rotate-password/", {"password": "password"})
     assert (weak.status_code, list(weak.json())) == (400, ["password"])
 

@@ -549,7 +549,8 @@ def test_a_pulse_user_is_handed_over_with_consent_and_a_new_password(guarded, na
     client = signed_in(bob)
     page = client.get(f"/pulse-users/{name}/")
     assert "An owner left or was deactivated on" in page.text
-    assert re.search(r'name="close_connections"[^>]* checked', page.text)
+    assert re.search(r'name="close_connections"[^>]*>', page.text)
+    assert not re.search(r'name="close_connections"[^>]* checked', page.text)  # nothing is closed without a tick
     client.post(f"/pulse-users/{name}/password/", {"close_connections": "on"})
     wait_until(lambda: not can_log_in(broker, guarded, name, password))
     assert "An owner left or was deactivated on" not in client.get(f"/pulse-users/{name}/").text

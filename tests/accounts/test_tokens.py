@@ -8,6 +8,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.test import Client
 from django.utils import timezone
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.test import APIRequestFactory
@@ -15,8 +16,9 @@ from rest_framework.test import APIRequestFactory
 from accounts.access.authentication import TokenAuthentication
 from accounts.access.scopes import TokenScope, why_refused
 from accounts.access.tokens import create_token, revoke_token
-from accounts.models import AuthToken, Owner
+from accounts.models import AuthToken, Owner, PulseUser
 from guardian_site import api_urls
+from queues.models import Archive, Queue
 from tests.support.api import Program
 
 
@@ -51,9 +53,11 @@ def test_the_keyword_token_is_case_insensitive(alice, word):
         ("name", ["", "  ", "x" * 101, "two\nlines", "NUL\0", "half \ud800", "a\u202eb", "a\u200bb", "a\u2066b"]),
         ("days", [-1, 0, 3651, 10**12]),
         ("scope", ["everything"]),
+        ("pulse_user", ["alices", "nobodys"]),
     ],
 )
 def test_an_invalid_field_of_a_token_is_refused(alice, field, values):
+    PulseUser.objects.create(username="alices").owners.add(alice)  # but a token that registers queues reads none
     for value in values:
         with pytest.raises(ValidationError) as error:
             create_token(alice, **{"name": "a", field: value})
@@ -62,14 +66,21 @@ def test_an_invalid_field_of_a_token_is_refused(alice, field, values):
 
 
 @pytest.mark.parametrize(
-    ("options", "scope"), [((), "agent"), (("--scope", "agent"), "agent"), (("--scope", "all"), "all")]
+    ("options", "scope"),
+    [
+        ((), "agent"),
+        (("--scope", "agent"), "agent"),
+        (("--scope", "all"), "all"),
+        (("--scope", "read", "--pulse-user", "alices"), "read"),
+    ],
 )
 def test_create_token_prints_only_a_token_with_the_scope_and_days_of_its_options(alice, options, scope):
+    PulseUser.objects.create(username="alices").owners.add(alice)
     out = StringIO()
     call_command("create_token", "Alice@example.org", "--days", "7", *options, stdout=out)
     assert re.fullmatch(r"[0-9a-f]{64}\n", out.getvalue())
     owner, token = authenticate(f"Token {out.getvalue().strip()}")
-    assert (owner, token.scope) == (alice, scope)
+    assert (owner, token.scope, str(token.pulse_user)) == (alice, scope, "alices" if len(options) > 2 else "None")
     assert abs(token.expiry - timezone.now() - timedelta(days=7)) < timedelta(minutes=1)
 
 
@@ -119,6 +130,33 @@ def test_a_refused_request_says_which_scope_it_needs(alice):
 )  # fmt: skip
 def test_an_agents_token_may_only_do_what_agents_do(path, method, allowed):
     assert (why_refused(AuthToken(scope="agent"), path, method) == "") == allowed
+
+
+@pytest.mark.parametrize("is_operator", [False, True])
+def test_a_token_of_one_pulse_user_reads_only_its_rows_and_is_deleted_with_it(alice, is_operator):
+    Owner.objects.update(is_staff=is_operator)
+    of_name, now = {}, timezone.now()
+    for name in ("builds", "tests"):
+        of_name[name] = PulseUser.objects.create(username=name)
+        of_name[name].owners.add(alice)
+        queue = Queue.objects.create(
+            vhost="/", name=f"queue/{name}/q", type="classic", durable=True, auto_delete=False, exclusive=False,
+            pulse_user=of_name[name], owner=alice, first_seen=now, last_seen=now,
+        )  # fmt: skip
+        Archive.objects.create(
+            queue=queue, vhost="/", queue_name=queue.name, pulse_user=of_name[name], reason="length", state="kept",
+            created=now, expires=now + timedelta(days=1),
+        )  # fmt: skip
+    _, key = create_token(alice, "a dashboard", scope="read", pulse_user="builds")
+    client = Client(headers={"Authorization": f"Token {key}"})
+    shown = {path: client.get(f"/api/{path}/").json() for path in ("pulse-users", "queues", "archives")}
+    assert [row["username"] for row in shown["pulse-users"]] == ["builds"]
+    assert [row["name"] for row in shown["queues"]] == ["queue/builds/q"]
+    assert [row["queue"] for row in shown["archives"]] == ["queue/builds/q"]
+    assert client.get(f"/api/queues/{Queue.objects.get(name='queue/tests/q').uuid}/").status_code == 404
+    assert client.get("/api/event-subscriptions/").status_code == 403
+    of_name["builds"].delete()
+    assert client.get("/api/queues/").status_code == 401
 
 
 @pytest.mark.parametrize("header", ["", "   ", "Bearer abc", "Basic YTpi"])
@@ -193,10 +231,11 @@ def test_the_last_use_is_recorded_once_a_minute(alice, django_assert_num_queries
         (["nobody@example.org"], "no owner"),
         (["bob@example.org"], "has no access to the broker yet"),
         (["alice@example.org", "--days", "0"], "valid for 1 to 3650 days"),
+        (["alice@example.org", "--scope", "read", "--pulse-user", "bobs"], "You have no Pulse user of this name"),
     ],
 )
 def test_create_token_says_what_is_wrong(alice, arguments, error_text):
-    Owner.objects.create_user("bob@example.org")
+    PulseUser.objects.create(username="bobs").owners.add(Owner.objects.create_user("bob@example.org"))
     out = StringIO()
     with pytest.raises(CommandError, match=error_text):
         call_command("create_token", *arguments, stdout=out)

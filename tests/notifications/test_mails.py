@@ -39,6 +39,7 @@ FACTS = {
     "orphans": [{"vhost": "a" * 32, "queue": "subscription_1"}], "more": 2, "stale": False,
     "pulse_user": "alice", "pulse_users": ["alice"], "invitee": "bob@example.org", "accepted": True,
     "left": ["bob@example.org"], "shown": [{"vhost": "/", "queue": "odd"}],
+    "step": "announce", "until": "2026-01-02T00:00:00+00:00", "old": 8000,
     "longest": [{"queue": "queue/alice/long", "length": 2104}], "unattended": [{"queue": "queue/alice/lonely"}],
 }  # fmt: skip
 

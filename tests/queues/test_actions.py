@@ -130,8 +130,8 @@ def test_changed_limits_are_recorded_and_omitted_ones_stay(queue, operator, alic
     event = QueueEvent.objects.filter(kind="adjusted").earliest("id")
     assert event.by == operator
     assert event.details == {
-        "before": {"unbounded": False, "warn_length": None, "max_length": None},
-        "after": {"unbounded": True, "warn_length": 4, "max_length": None},
+        "before": {"unbounded": False, "warn_length": None, "max_length": None, "limits_until": None},
+        "after": {"unbounded": True, "warn_length": 4, "max_length": None, "limits_until": None},
     }
 
 

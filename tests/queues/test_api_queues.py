@@ -17,7 +17,7 @@ from tests.support.toolbox import call_before, stored_queue
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
     "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered",
-    "first_seen", "last_seen",
+    "limits_until", "first_seen", "last_seen",
 }  # fmt: skip
 
 

@@ -1,7 +1,10 @@
 """Owners ask for a higher deletion limit, and operators decide."""
 
+from datetime import timedelta
+
 import pytest
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 
 from notifications.mails import compose
 from notifications.models import Notification
@@ -25,13 +28,15 @@ def test_the_operators_mail_leads_to_the_form_with_the_wanted_limit(queue, alice
     client.force_login(alice)
     path = f"/queues/{queue.uuid}/limits/ask/"
     assert path in client.get(f"/queues/{queue.uuid}/").text
-    answer = client.post(path, {"max_length": 50_000, "reason": "nightly import"}, follow=True)
+    friday = timezone.now().replace(second=0, microsecond=0) + timedelta(days=3)
+    sent = {"max_length": 50_000, "reason": "nightly import", "limits_until": f"{friday:%Y-%m-%dT%H:%M}"}
+    answer = client.post(path, sent, follow=True)
     assert "The operators have your request." in answer.text
     notification = Notification.objects.get()
     mail = compose(notification)
     assert notification.recipient == "ops@example.org"
     assert "nightly import" in mail.body
-    link = f"/queues/{queue.uuid}/limits/?max_length=50000"
+    link = f"/queues/{queue.uuid}/limits/?max_length=50000&limits_until={friday:%Y-%m-%dT%H:%M}"
     assert link in mail.body
     client.force_login(operator)
     page = client.get(link)
@@ -42,7 +47,8 @@ def test_the_operators_mail_leads_to_the_form_with_the_wanted_limit(queue, alice
     assert (queue.max_length, queue.warn_length, queue.unbounded) == (50_000, None, False)
     granted = Notification.objects.exclude(id=notification.id).get()
     assert granted.recipient == "alice@example.org"
-    assert "It has a deletion limit of 50,000 messages now." in compose(granted).body
+    until = f"{friday:%Y-%m-%d %H:%M} UTC"
+    assert f"It has a deletion limit of 50,000 messages until {until}." in compose(granted).body
 
 
 def test_an_open_request_is_shown_until_operators_decide(queue, alice, operator, client):

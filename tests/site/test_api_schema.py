@@ -150,7 +150,8 @@ def test_the_schema_has_every_call_of_the_message_store_and_no_other():
 def test_a_call_says_which_tokens_may_send_it():
     needs = {f"{call.method} {call.path}": call.needs for call in CALLS}
     assert needs["GET /api/agent-identities/"] == "a token of any kind, or a session"
-    assert needs["GET /api/queues/"] == "a token that can do everything, or a session"
+    assert needs["POST /api/agent-identities/"] == "a token that can register queues or do everything, or a session"
+    assert needs["GET /api/queues/"] == "a token that can read or do everything, or a session"
     assert needs["POST /api/tokens/"] == SESSION
     assert needs["GET /__heartbeat__"] == "nothing"
     assert needs["POST /v1/{application}"] == "a key of the application"

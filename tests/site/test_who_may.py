@@ -50,11 +50,13 @@ CATCH_ALL = ("api/^", "v1/^")
 """Routes for all other addresses under /api/ and /v1/."""
 
 
-SCOPES = ("agent", "all")
+SCOPES = ("agent", "read", "all")
+SCOPES_OF = {"any": "agent read all", "agent": "agent all", "read": "read all", "session": ""}
 
 ROWS = """
-# Methods, statuses by session, scope, route. The scope is that of the tokens which may send the request: "session" if
-# only a session may, "-" if it reads no tokens. The store (v1/) reads no session: see test_message_store_api.py.
+# Methods, statuses by session, scope, route. The scope is that of the tokens which may send the request: "agent" and
+# "read" include "all", and "read" is for GET only; "any" is all three; "session" if only a session may, "-" if it reads
+# no tokens. The store (v1/) reads no session: see test_message_store_api.py.
 get                 200 200 200 200 200 200 -       /
 get,post,put        200 302 302 302 302 302 -       signin/
 patch,delete        405 302 302 302 302 302 -       signin/
@@ -137,29 +139,29 @@ post                302 404 302 404 404 404 -       settings/channels/<uuid:uuid
 get                 302 200 200 200 200 200 -       message-store/
 get                 302 404 200 404 404 200 -       message-store/<str:application>/
 get                 302 404 200 404 404 200 -       message-store/<str:application>/<str:queue>/
-get                 401 200 200 200 200 200 all     api/pulse-users/
+get                 401 200 200 200 200 200 read    api/pulse-users/
 post                401 403 201 201 201 201 all     api/pulse-users/
-get,patch           401 404 200 200 404 200 all     api/pulse-users/<str:username>/
+get,patch           401 404 200 200 404 200 read    api/pulse-users/<str:username>/
 # It has a queue, so It asks first.: see test_effects.py.
 delete              401 404 409 409 404 409 all     api/pulse-users/<str:username>/
 post                401 404 200 200 404 200 all     api/pulse-users/<str:username>/rotate-password/
-get                 401 404 200 200 404 200 all     api/pulse-users/<str:username>/connections/
+get                 401 404 200 200 404 200 read    api/pulse-users/<str:username>/connections/
 # Without a name.
 delete              401 404 400 400 404 400 all     api/pulse-users/<str:username>/connections/
-get,put             401 404 200 200 404 404 all     api/pulse-users/<str:username>/notifications/
-get                 401 404 200 200 404 200 all     api/pulse-users/<str:username>/belongings/
+get,put             401 404 200 200 404 404 read    api/pulse-users/<str:username>/notifications/
+get                 401 404 200 200 404 200 read    api/pulse-users/<str:username>/belongings/
 post                401 404 204 204 404 204 all     api/pulse-users/<str:username>/ask-again/
-get                 401 200 200 200 200 200 all     api/invitations/
-get                 401 404 404 404 200 404 all     api/invitations/<str:uuid>/
+get                 401 200 200 200 200 200 read    api/invitations/
+get                 401 404 404 404 200 404 read    api/invitations/<str:uuid>/
 post                401 404 404 404 204 404 all     api/invitations/<str:uuid>/accept/
 post                401 404 404 404 204 404 all     api/invitations/<str:uuid>/decline/
-get                 401 200 200 200 200 200 all     api/me/
+get                 401 200 200 200 200 200 read    api/me/
 post                401 204 409 409 409 409 all     api/vouching/ask/
-get                 401 403 403 403 403 200 all     api/owners/
+get                 401 403 403 403 403 200 read    api/owners/
 post                401 403 403 403 403 204 all     api/owners/vouch/
-get                 401 403 403 403 403 200 all     api/owners/adopt/
+get                 401 403 403 403 403 200 read    api/owners/adopt/
 post                401 403 403 403 403 201 all     api/owners/adopt/
-get                 401 404 404 404 404 200 all     api/owners/<str:uuid>/
+get                 401 404 404 404 404 200 read    api/owners/<str:uuid>/
 post                401 404 404 404 404 200 all     api/owners/<str:uuid>/vouch/
 post                401 404 404 404 404 200 all     api/owners/<str:uuid>/withdraw/
 get                 401 200 200 200 200 200 session api/tokens/
@@ -167,8 +169,8 @@ post                401 403 201 201 201 201 session api/tokens/
 delete              401 404 404 404 404 404 any     api/tokens/current/
 get                 401 404 200 404 404 404 session api/tokens/<str:uuid>/
 delete              401 404 204 404 404 404 any     api/tokens/<str:uuid>/
-get                 401 200 200 200 200 200 all     api/queues/
-get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/
+get                 401 200 200 200 200 200 read    api/queues/
+get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/
 patch               401 404 403 403 404 200 all     api/queues/<str:uuid>/
 delete              401 404 204 204 404 204 all     api/queues/<str:uuid>/
 post                401 404 204 204 404 204 all     api/queues/<str:uuid>/purge/
@@ -181,67 +183,67 @@ post                401 400 403 403 400 200 all     api/queues/selected/release/
 post                401 404 204 204 404 204 all     api/queues/<str:uuid>/limits/ask/
 # No request is open.
 post                401 404 403 403 404 400 all     api/queues/<str:uuid>/limits/decline/
-get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/live/
-get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/bindings/
-get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/samples/
-get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/events/
+get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/live/
+get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/bindings/
+get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/samples/
+get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/events/
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/messages/
-get                 401 200 200 200 200 200 all     api/archives/
-get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/
+get                 401 200 200 200 200 200 read    api/archives/
+get                 401 404 200 200 404 200 read    api/archives/<str:uuid>/
 delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/
 get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/messages/
 get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/download/
 post                401 404 202 202 404 202 all     api/archives/<str:uuid>/replay/
 post                401 404 202 202 404 202 all     api/archives/<str:uuid>/restore/
-get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/replays/
-get                 401 404 200 200 404 200 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
+get                 401 404 200 200 404 200 read    api/archives/<str:uuid>/replays/
+get                 401 404 200 200 404 200 read    api/archives/<str:uuid>/replays/<str:replay_uuid>/
 delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
-get                 401 200 200 200 200 200 all     api/exchanges/
+get                 401 200 200 200 200 200 read    api/exchanges/
 delete              401 404 204 204 404 204 all     api/exchanges/
-get                 401 200 200 200 200 200 all     api/channels/
+get                 401 200 200 200 200 200 read    api/channels/
 post                401 403 201 201 201 201 all     api/channels/
-get                 401 404 200 404 404 404 all     api/channels/<str:uuid>/
+get                 401 404 200 404 404 404 read    api/channels/<str:uuid>/
 delete              401 404 204 404 404 404 all     api/channels/<str:uuid>/
 post                401 404 409 404 404 404 all     api/channels/<str:uuid>/test/
-get,patch           401 200 200 200 200 200 all     api/settings/
-get                 401 200 200 200 200 200 all     api/offerings/
-get                 401 404 200 200 404 200 all     api/offerings/<str:uuid>/
+get,patch           401 200 200 200 200 200 read    api/settings/
+get                 401 200 200 200 200 200 read    api/offerings/
+get                 401 404 200 200 404 200 read    api/offerings/<str:uuid>/
 post                401 404 403 200 404 200 all     api/offerings/<str:uuid>/events/
 get                 401 200 200 200 200 200 any     api/agent-identities/
-post                401 403 201 400 400 201 any     api/agent-identities/
+post                401 403 201 400 400 201 agent   api/agent-identities/
 post                401 403 403 403 403 200 all     api/agent-identities/cleanup_orphaned/
 get,put             401 404 200 404 404 200 any     api/agent-identities/<str:uuid>/
-delete              401 404 204 404 404 204 any     api/agent-identities/<str:uuid>/
-post                401 404 403 404 404 403 any     api/agent-identities/<str:uuid>/register_event_subscription/
-post                401 404 403 404 404 403 any     api/agent-identities/<str:uuid>/register_queue/
-post                401 404 403 404 404 403 any     api/agent-identities/<str:uuid>/create_queue/
-post                401 404 201 404 404 403 any     api/agent-identities/<str:uuid>/register_service/
-get                 401 200 200 200 200 200 all     api/marketplace-site-agent-services/
+delete              401 404 204 404 404 204 agent   api/agent-identities/<str:uuid>/
+post                401 404 403 404 404 403 agent   api/agent-identities/<str:uuid>/register_event_subscription/
+post                401 404 403 404 404 403 agent   api/agent-identities/<str:uuid>/register_queue/
+post                401 404 403 404 404 403 agent   api/agent-identities/<str:uuid>/create_queue/
+post                401 404 201 404 404 403 agent   api/agent-identities/<str:uuid>/register_service/
+get                 401 200 200 200 200 200 read    api/marketplace-site-agent-services/
 post                401 403 403 403 403 200 all     api/marketplace-site-agent-services/cleanup_stale/
-get                 401 404 200 404 404 200 all     api/marketplace-site-agent-services/<str:uuid>/
+get                 401 404 200 404 404 200 read    api/marketplace-site-agent-services/<str:uuid>/
 delete              401 404 204 404 404 204 all     api/marketplace-site-agent-services/<str:uuid>/
-post                401 404 201 404 404 403 any     api/marketplace-site-agent-services/<str:uuid>/register_processor/
-post                401 404 200 404 404 403 any     api/marketplace-site-agent-services/<str:uuid>/set_statistics/
-get                 401 200 200 200 200 200 all     api/marketplace-site-agent-processors/
-get                 401 404 200 404 404 200 all     api/marketplace-site-agent-processors/<str:uuid>/
+post                401 404 201 404 404 403 agent   api/marketplace-site-agent-services/<str:uuid>/register_processor/
+post                401 404 200 404 404 403 agent   api/marketplace-site-agent-services/<str:uuid>/set_statistics/
+get                 401 200 200 200 200 200 read    api/marketplace-site-agent-processors/
+get                 401 404 200 404 404 200 read    api/marketplace-site-agent-processors/<str:uuid>/
 delete              401 404 204 404 404 204 all     api/marketplace-site-agent-processors/<str:uuid>/
 get                 401 200 200 200 200 200 any     api/version/
 get                 401 200 200 200 200 200 any     api/users/me/
-get                 401 200 200 200 200 200 all     api/agent-consumers/
-get                 401 404 200 404 404 200 all     api/agent-consumers/<str:uuid>/
+get                 401 200 200 200 200 200 read    api/agent-consumers/
+get                 401 404 200 404 404 200 read    api/agent-consumers/<str:uuid>/
 delete              401 404 204 404 404 204 all     api/agent-consumers/<str:uuid>/
 get                 401 200 200 200 200 200 any     api/event-consumers/
-post                401 403 403 403 403 403 any     api/event-consumers/register/
+post                401 403 403 403 403 403 agent   api/event-consumers/register/
 get,patch           401 404 200 404 404 200 any     api/event-consumers/<str:uuid>/
-delete              401 404 204 404 404 204 any     api/event-consumers/<str:uuid>/
+delete              401 404 204 404 404 204 agent   api/event-consumers/<str:uuid>/
 get                 401 200 200 200 200 200 any     api/event-subscriptions/
-post                401 403 403 403 403 403 any     api/event-subscriptions/
+post                401 403 403 403 403 403 agent   api/event-subscriptions/
 get                 401 404 200 404 404 200 any     api/event-subscriptions/<str:uuid>/
-delete              401 404 204 404 404 204 any     api/event-subscriptions/<str:uuid>/
-post                401 404 403 404 404 403 any     api/event-subscriptions/<str:uuid>/create_queue/
+delete              401 404 204 404 404 204 agent   api/event-subscriptions/<str:uuid>/
+post                401 404 403 404 404 403 agent   api/event-subscriptions/<str:uuid>/create_queue/
 get                 401 200 200 200 200 200 any     api/event-subscription-queues/
 get                 401 404 200 404 404 200 any     api/event-subscription-queues/<str:uuid>/
-delete              401 404 204 404 404 204 any     api/event-subscription-queues/<str:uuid>/
+delete              401 404 204 404 404 204 agent   api/event-subscription-queues/<str:uuid>/
 get                 200 200 200 200 200 200 -       api/schema/
 get                 200 200 200 200 200 200 -       api/docs/
 get                 200 200 200 200 200 200 -       api/docs/<str:tag>/
@@ -267,12 +269,12 @@ get                 302 302 302 302 302 200 -       admin/operate/orphans/
 post                302 302 302 302 302 409 -       admin/operate/orphans/
 get                 302 302 302 302 302 200 -       admin/operate/stale/
 post                302 302 302 302 302 409 -       admin/operate/stale/
-get                 401 403 403 403 403 200 all     metrics
+get                 401 403 403 403 403 200 read    metrics
 """
 
 TABLE: dict[str, dict[str, str]] = {}
 """The statuses of each route and method by session."""
-BY_SCOPE: dict[str, dict[str, str]] = {}
+BY_SCOPE: dict[str, dict[str, set[str]]] = {}
 """The scopes that may send each method, of routes that read tokens. Without a scope, a session is needed."""
 
 for row in ROWS.strip().splitlines():
@@ -282,7 +284,9 @@ for row in ROWS.strip().splitlines():
         for method in METHODS if of_methods == "any" else of_methods.split(","):
             TABLE.setdefault(route, {})[method] = " ".join(of_visitors)
             if scope != "-":
-                BY_SCOPE.setdefault(route, {})[method] = {"any": "agent all", "session": ""}.get(scope, scope)
+                changes = method != "get" and not route.startswith("api/tokens/")
+                allowed = SCOPES_OF.get(scope, scope).split()
+                BY_SCOPE.setdefault(route, {})[method] = {one for one in allowed if one != "read" or not changes}
 
 # fmt: off
 # Requests whose statuses by a token differ from those by a session.
@@ -338,7 +342,7 @@ def expected_by_token(scope: str, route: str, method: str, by_session: str) -> s
     """Return the statuses of VISITORS with a token of this scope; "nobody" presents an unknown token."""
     if not reads_tokens(route, method):
         return " ".join([by_session.split()[0]] * len(VISITORS))
-    if route in BY_SCOPE and scope not in BY_SCOPE[route][method].split():
+    if route in BY_SCOPE and scope not in BY_SCOPE[route][method]:
         return "401 " + " ".join(["403"] * (len(VISITORS) - 1))
     return BY_TOKEN.get((route, method), "401" + by_session[3:])
 
@@ -599,7 +603,7 @@ def test_a_token_may_revoke_itself(world, scope, name):
     path = f"/api/tokens/{token.uuid.hex if name == 'uuid' else name}/"
     assert world.client("owner", scope).delete(path).status_code == 204
     assert world.client("owner", scope).delete(path).status_code == 401
-    assert AuthToken.objects.filter(user=world.people["owner"]).count() == 2
+    assert AuthToken.objects.filter(user=world.people["owner"]).count() == len(SCOPES)
 
 
 def test_registration_needs_access_and_membership_of_the_offering(world):

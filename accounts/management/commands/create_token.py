@@ -19,8 +19,10 @@ class Command(BaseCommand):
             "--scope",
             choices=AuthToken.Scope.values,
             default=AuthToken.Scope.AGENT.value,
-            help="agent: register queues; all: do what the owner may (default: %(default)s)",
+            help="agent: register queues; read: read all but messages and tokens; all: do what the owner may "
+            "(default: %(default)s)",
         )
+        parser.add_argument("--pulse-user", default="", metavar="NAME", help="with --scope read: only this Pulse user")
 
     def handle(self, *args: Any, **options: Any) -> None:
         email = normalize_address(options["email"])
@@ -28,7 +30,7 @@ class Command(BaseCommand):
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; create one with: manage.py create_owner EMAIL --vouched")
         try:
-            _, key = create_token(owner, "create_token", options["days"], options["scope"])
+            _, key = create_token(owner, "create_token", options["days"], options["scope"], options["pulse_user"])
         except NotVouched as error:
             raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
         except ValidationError as error:
