@@ -18,7 +18,8 @@ from accounts.models import Owner
 from queues.actions import limit_requests, single
 from queues.actions.endings import bindings_at_deletion, ending
 from queues.guard import feeding
-from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
+from queues.models import Archive, Move, Queue, QueueEvent, QueueSample, Watch
+from queues.moves.moving import may_move
 from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, states, thresholds
@@ -87,6 +88,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
             "archives": archives[:ARCHIVES_SHOWN],
             "kept": None if there else archives.of_last_deletion().first(),
+            "can_move": there and may_move(queue, request.user),
+            "move": queue.moves.filter(state=Move.State.RUNNING).first(),
             "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },
