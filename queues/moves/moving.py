@@ -297,6 +297,10 @@ def _step(move: Move, until: float) -> None:
                     break
                 _judge_again(move)
                 is_over = step.send_batch()
+        except BrokerError:
+            repeated = move.repeated + step.in_flight
+            Move.objects.filter(pk=move.pk).update(in_flight=0, repeated=repeated)
+            raise
         finally:
             if source.is_connected:
                 step.return_kept()
@@ -330,7 +334,8 @@ class _Step:
     """The batches of one step. ``kept`` messages stay in the queue; their channels are open until the step's end.
 
     ``_open`` has these channels, and the messages that the broker would drop when they are returned, by position.
-    ``row`` has the arguments and the delivery limit of a quorum queue.
+    ``row`` has the arguments and the delivery limit of a quorum queue. ``in_flight`` is the number of messages that are
+    sent and not acknowledged.
     """
 
     move: Move
@@ -340,6 +345,7 @@ class _Step:
     row: Mapping[str, Any]
     size: int
     kept: int = 0
+    in_flight: int = 0
     _open: list[tuple[Fetch, dict[int, Undecoded]]] = field(default_factory=list)
 
     def send_batch(self) -> bool:
@@ -359,7 +365,7 @@ class _Step:
         if not taken:
             return True
         routed = {position: message for position, one in taken.items() if (message := self.route(one.decode()))}
-        keys = {position: self._key(position, taken[position]) for position in routed}
+        keys = {position: self._key(number, taken[position]) for number, position in enumerate(routed, move.sent + 1)}
         if not self._record_start(len(routed)):  # it was stopped
             self._acknowledge(fetch, taken, [])
             return True
@@ -368,6 +374,7 @@ class _Step:
         move.sent += len(confirmed)
         Move.objects.filter(pk=move.pk).update(sent=move.sent, in_flight=0 if move.is_copy else len(confirmed))
         self._acknowledge(fetch, taken, [] if move.is_copy else confirmed)
+        self.in_flight = 0
         if refused:
             number = len(refused)
             why = next(iter(refused.values()))
@@ -397,10 +404,9 @@ class _Step:
                 raise BrokerUnavailable("the queue has messages, but sends none")
         return taken
 
-    def _key(self, position: int, message: Undecoded) -> str:
-        """Return the key of a message. After a kill it is the same, unless a consumer took messages meanwhile."""
-        digest = blake2b(message.body, digest_size=6).hexdigest()
-        return f"{self.move.uuid.hex}/{self.move.sent + self.kept + position}/{digest}"
+    def _key(self, number: int, message: Undecoded) -> str:
+        """Return the key of a message. If it is sent again, it has the same key, unless its number was recorded."""
+        return f"{self.move.uuid.hex}/{number}/{blake2b(message.body, digest_size=6).hexdigest()}"
 
     def _record_start(self, number: int) -> bool:
         """Record the batch in flight before it is published. Return False if the move was stopped."""
@@ -409,6 +415,7 @@ class _Step:
         repeated = move.repeated + move.in_flight
         if not running.update(in_flight=number, repeated=repeated):
             return False
+        self.in_flight = number
         move.in_flight, move.repeated = 0, repeated
         return True
 

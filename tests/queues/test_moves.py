@@ -15,7 +15,7 @@ from queues.moves import moving, sending_back
 from queues.moves.moving import HEADER, MoveRefused, Target
 from queues.moves.sending_back import GroupsUnconfirmed
 from queues.rules.dead_letters import SENT_BACK
-from rabbit.confirmed import ConfirmedPublisher
+from rabbit.confirmed import ConfirmChannel, ConfirmedPublisher
 from rabbit.fetching import Bounds, Fetch
 from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY_AMQP, call_after, call_before, wait_until, wait_until_equal
@@ -251,6 +251,22 @@ def test_a_step_ends_in_time_and_the_next_one_continues(amqp, alice, queue):
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_lost_confirms_repeat_one_batch_with_the_same_keys(amqp, alice, queue, settings, broker, monkeypatch, type_):
+    source, _ = queue(FROM, 25, type_), queue(TO)
+    move = moving.start(source, alice, Target(queue=TO))
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        call_before(monkeypatch, ConfirmChannel, "wait", lambda: proxy.cut_after(0))
+        moving.run_due()
+    settings.RABBIT_URL = broker.amqp_url
+    wait_until_equal(lambda: ready(amqp, FROM), 25)
+    assert moved(move, sent=25).repeated == 10
+    arrived = taken(amqp, TO)
+    assert len({properties.headers[HEADER] for _, properties, _ in arrived}) == 25
+    assert sorted({int(body) for _, _, body in arrived}) == list(range(25))
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_lost_acknowledgements_repeat_one_batch(amqp, alice, queue, settings, broker, monkeypatch, type_):
     source, _ = queue(FROM, 25, type_), queue(TO)
     move = moving.start(source, alice, Target(queue=TO))
     with Proxy.before(broker.amqp_url) as proxy:
