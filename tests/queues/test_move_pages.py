@@ -3,12 +3,14 @@
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from guardian_consumers import retries
 from queues.guard.once import run_once
 from queues.models import Move, Queue
 from queues.moves import moving
 from tests.support.api import Program
+from tests.support.chromium import sign_in
 from tests.support.toolbox import wait_until_equal
 
 DEAD, JOBS, TO = "queue/alice/dead", "queue/alice/jobs", "queue/alice/to"
@@ -205,3 +207,26 @@ def test_a_program_is_asked_before_it_sends_dead_letters_back(dead, amqp, alice)
 def test_an_invalid_move_names_the_field(dead, alice, body, field):
     answer = Program(alice).post(f"queues/{dead.uuid}/move/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
+
+
+# In a browser
+
+
+def test_fifty_dead_letters_go_back_in_six_clicks_from_the_front_page(page, guarded, pulse_user, amqp, alice, settings):
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 100
+    amqp.queue(JOBS, 50, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD})
+    amqp.queue(DEAD)
+    while (got := amqp.channel.basic_get(JOBS))[0] is not None:
+        amqp.channel.basic_reject(got[0].delivery_tag, requeue=False)
+    run_once()
+    sign_in(page, alice)
+    page.get_by_role("link", name="Queues", exact=True).first.click()
+    page.get_by_role("link", name=DEAD).click()
+    page.get_by_role("link", name="Dead letters").click()
+    page.get_by_role("button", name="Show dead letters").click()
+    page.get_by_role("checkbox", name=f"Select 50 messages of {JOBS}").click()
+    page.get_by_role("button", name="Send back").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    moving.run_due()
+    expect(page.get_by_role("status")).to_contain_text("Done: 50 messages were sent back.")  # it refreshes by itself
+    assert (ready(amqp, JOBS), ready(amqp, DEAD)) == (50, 0)
