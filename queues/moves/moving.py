@@ -287,6 +287,8 @@ def _step(move: Move, until: float) -> None:
         broker.session(vhost) as source,
         broker.session(vhost) as target,
     ):
+        if move.in_flight:  # a step was killed
+            _count_repeated(move, move.in_flight)
         row = quorum_queue(vhost, name) if type_ == QUORUM else {}
         step = _Step(move, source, ConfirmedPublisher(target, HEADER), route_of(move), row, FIRST_BATCH)
         is_over = False
@@ -298,8 +300,7 @@ def _step(move: Move, until: float) -> None:
                 _judge_again(move)
                 is_over = step.send_batch()
         except BrokerError:
-            repeated = move.repeated + step.in_flight
-            Move.objects.filter(pk=move.pk).update(in_flight=0, repeated=repeated)
+            _count_repeated(move, step.in_flight)
             raise
         finally:
             if source.is_connected:
@@ -307,6 +308,12 @@ def _step(move: Move, until: float) -> None:
     Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=0, kept=step.kept)
     if is_over:
         _finish(move, State.DONE)
+
+
+def _count_repeated(move: Move, number: int) -> None:
+    """Record that this number of messages, which were sent and returned to the queue, may arrive twice."""
+    move.repeated += number
+    Move.objects.filter(pk=move.pk).update(in_flight=0, repeated=move.repeated)
 
 
 def _waits_for_deletion(move: Move) -> bool:
@@ -410,14 +417,8 @@ class _Step:
 
     def _record_start(self, number: int) -> bool:
         """Record the batch in flight before it is published. Return False if the move was stopped."""
-        move = self.move
-        running = Move.objects.filter(pk=move.pk, state=State.RUNNING)
-        repeated = move.repeated + move.in_flight
-        if not running.update(in_flight=number, repeated=repeated):
-            return False
         self.in_flight = number
-        move.in_flight, move.repeated = 0, repeated
-        return True
+        return bool(Move.objects.filter(pk=self.move.pk, state=State.RUNNING).update(in_flight=number))
 
     def _acknowledge(self, fetch: Fetch, taken: dict[int, Undecoded], confirmed: Sequence[int]) -> None:
         """Acknowledge the confirmed messages. The others are kept until the end of the step, in their places."""
