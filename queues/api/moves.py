@@ -156,7 +156,7 @@ def start(queue: Queue, request: Request, fields: dict[str, Any]) -> Response:
         looked = error.looked
         answer = {
             **problem_details(HTTPStatus.CONFLICT, str(error), request.path),
-            "groups": GroupSerializer(looked.groups, many=True).data,
+            "groups": [GroupSerializer(group).data for group in looked.groups],
             "looked_at": looked.looked,
             "confirm": looked.confirm,
         }

@@ -325,7 +325,7 @@ def _waits_for_deletion(move: Move) -> bool:
 
 def _judge_again(move: Move) -> None:
     """Require that the person who started a move still may. Rights may be withdrawn midway. Raises Refusal."""
-    by = Owner.objects.filter(pk=move.by_id, is_active=True).first()
+    by = None if move.by_id is None else Owner.objects.filter(pk=move.by_id, is_active=True).first()
     if by is None:
         raise MoveRefused(NO_ACCESS)
     try:
