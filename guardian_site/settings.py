@@ -236,6 +236,7 @@ SPECTACULAR_SETTINGS = {
         "ArchiveReasonEnum": "queues.models.Archive.Reason",
         "EventKindEnum": "queues.models.QueueEvent.Kind",
         "ObjectTypeEnum": "agents.models.ObjectType",
+        "ReplayStateEnum": "queues.models.Replay.State",
         "ServiceStateEnum": "agents.models.AgentService.State",
         "TokenScopeEnum": "accounts.models.AuthToken.Scope",
     },
@@ -309,6 +310,7 @@ CELERY_BEAT_SCHEDULE = {
     "notifications": {"task": "notifications.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
     "replays": {"task": "queues.tasks.replay_archives", "schedule": 5, "options": {"expires": 5}},
+    "moves": {"task": "queues.tasks.move_messages", "schedule": 5, "options": {"expires": 5}},
     "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
     # Restarts don't delay these rare tasks: beat's schedule file stores their last run.

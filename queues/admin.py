@@ -33,7 +33,7 @@ from core.each import apply_to_each, report_results
 from queues.actions import effects
 from queues.actions import single as actions
 from queues.archives.outcomes import Removed
-from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
+from queues.models import Archive, Move, Pass, Queue, QueueEvent, Replay, Watch
 from queues.rules import thresholds
 from queues.rules.brake import brake_limit
 from rabbit.names import readable
@@ -270,6 +270,25 @@ class ReplayAdmin(AuditedAdmin):
     def target(self, replay: Replay) -> str:
         """Return the readable name of the queue or exchange."""
         return readable(replay.to_queue or replay.to_exchange)
+
+
+@admin.register(Move)
+class MoveAdmin(AuditedAdmin):
+    """Moves of messages, to read. Owners of the queue stop them on its page or over the API."""
+
+    list_display = ["created", "queue", "target", "state", "sent", "total", "repeated", "by", "finished"]
+    fields = [
+        "uuid", "queue", "target", "routing_key", "groups", "is_copy", "total", "state", "sent", "kept", "in_flight",
+        "repeated", "error", "by", "created", "finished",
+    ]  # fmt: skip
+    list_filter = ["state", "to_origin", "is_copy", "created"]
+    list_select_related = ["queue", "by"]
+    search_fields = ["queue__name", "to_queue", "to_exchange", "by__email", "error"]
+
+    @admin.display(description="to")
+    def target(self, move: Move) -> str:
+        """Return the readable name of the queue or exchange."""
+        return readable(move.to_queue or move.to_exchange) or "where they died"
 
 
 @admin.register(Pass)

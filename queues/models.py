@@ -352,8 +352,8 @@ class ArchiveChunk(models.Model):
         return f"{self.count} messages from {self.first} on"
 
 
-class Replay(models.Model):
-    """The publication of an archive's messages to a queue or an exchange. A task carries it out in steps."""
+class Sending(models.Model):
+    """Messages that are published to a queue or an exchange. A task carries it out in steps."""
 
     class State(models.TextChoices):
         RUNNING = "running", "running"
@@ -362,12 +362,8 @@ class Replay(models.Model):
         FAILED = "failed", "failed"
 
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
-    archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="replays")
     to_queue = BrokerNameField(max_length=255, blank=True)
     to_exchange = BrokerNameField(max_length=255, blank=True)
-    first = models.PositiveIntegerField(help_text="The position of the first message to send.")
-    last = models.PositiveIntegerField(help_text="The position of the last message to send.")
-    rate = models.PositiveIntegerField(null=True, help_text="Messages a second; empty: as fast as possible.")
     state = models.CharField(max_length=10, choices=State.choices, default=State.RUNNING)
     sent = models.PositiveIntegerField(default=0, help_text="Messages that the broker confirmed.")
     in_flight = models.PositiveIntegerField(
@@ -375,17 +371,27 @@ class Replay(models.Model):
     )
     repeated = models.PositiveIntegerField(default=0, help_text="Messages that may have arrived twice.")
     error = models.CharField(max_length=300, blank=True)
-    restore = BrokerJSONField(
-        null=True, help_text="What a restore declares, and what it leaves out; empty: only messages are sent."
-    )
-    declared_at = models.DateTimeField(null=True, help_text="When a restore had declared and bound its queue.")
     by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
     created = models.DateTimeField()
     finished = models.DateTimeField(null=True)
 
     class Meta:
+        abstract = True
         ordering = ["-created", "-id"]
         indexes = [models.Index(fields=["state"])]
+
+
+class Replay(Sending):
+    """The publication of an archive's messages."""
+
+    archive = models.ForeignKey(Archive, on_delete=models.CASCADE, related_name="replays")
+    first = models.PositiveIntegerField(help_text="The position of the first message to send.")
+    last = models.PositiveIntegerField(help_text="The position of the last message to send.")
+    rate = models.PositiveIntegerField(null=True, help_text="Messages a second; empty: as fast as possible.")
+    restore = BrokerJSONField(
+        null=True, help_text="What a restore declares, and what it leaves out; empty: only messages are sent."
+    )
+    declared_at = models.DateTimeField(null=True, help_text="When a restore had declared and bound its queue.")
 
     def __str__(self) -> str:
         return f"{self.sent} of {self.total} messages to {readable(self.to_queue or self.to_exchange)}"
@@ -398,6 +404,32 @@ class Replay(models.Model):
     def is_declaring(self) -> bool:
         """Whether its queue is to be declared before the first message."""
         return bool(self.restore and self.restore["declares"] and self.declared_at is None)
+
+
+class Move(Sending):
+    """Messages of a live queue on their way to a target, or back to where they died."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="moves", help_text="The source.")
+    routing_key = BrokerNameField(
+        max_length=255, null=True, help_text="For the exchange; empty: each message keeps its own."
+    )
+    to_origin = models.BooleanField(default=False, help_text="Whether each message goes back to where it died.")
+    groups = BrokerJSONField(
+        null=True, help_text="The confirmed groups: exchange, routing key, reason and queue of each; empty: all."
+    )
+    is_copy = models.BooleanField(default=False, help_text="Whether the messages stay in the source, too.")
+    total = models.PositiveIntegerField(help_text="At most the messages that were ready when it began.")
+    kept = models.PositiveIntegerField(default=0, help_text="Messages that stay, because they are in no sent group.")
+
+    class Meta(Sending.Meta):
+        constraints = [
+            models.UniqueConstraint(
+                fields=["queue"], condition=models.Q(state="running"), name="one_running_move_of_a_queue"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.sent} of {self.total} messages"
 
 
 class Watch(models.Model):

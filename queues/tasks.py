@@ -9,6 +9,7 @@ from queues.archives import replay
 from queues.guard import consumer_health, deleter, monitor, pruning
 from queues.guard.deleter_threads import keep_connection
 from queues.mails import weekly
+from queues.moves import moving
 
 _is_stopping = mmap(-1, 1)
 """Whether the worker stops: memory that it shares with the processes that it forks."""
@@ -37,6 +38,11 @@ def delete_queues() -> None:
 @shared_task
 def replay_archives() -> None:
     replay.run_due()
+
+
+@shared_task
+def move_messages() -> None:
+    moving.run_due()
 
 
 @shared_task

@@ -2,7 +2,18 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, restores, selected
+from queues.pages import (
+    archives,
+    destroy,
+    exchanges,
+    limits,
+    moves,
+    queue,
+    queue_list,
+    replays,
+    restores,
+    selected,
+)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -14,6 +25,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/delete/", destroy.queue_delete, name="queue_delete"),
     path("queues/<uuid:uuid>/purge/", destroy.queue_purge, name="queue_purge"),
     path("queues/<uuid:uuid>/messages/", archives.queue_messages, name="queue_messages"),
+    path("queues/<uuid:uuid>/move/", moves.queue_move, name="queue_move"),
+    path("queues/<uuid:uuid>/dead-letters/", moves.dead_letters, name="dead_letters"),
+    path("queues/<uuid:uuid>/moves/<uuid:move_uuid>/", moves.move_page, name="move"),
+    path("queues/<uuid:uuid>/moves/<uuid:move_uuid>/stop/", moves.move_stop, name="move_stop"),
     path("queues/<uuid:uuid>/limits/", limits.queue_limits, name="queue_limits"),
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limits.queue_limit_request, name="queue_limit_request"),

@@ -95,26 +95,34 @@ class ConfirmChannel:
 
 
 class ConfirmedPublisher:
-    """Publishes messages in batches over one channel of a session. Nothing else may use the session."""
+    """Publishes messages in batches over one channel of a session. Nothing else may use the session.
 
-    def __init__(self, session: Session) -> None:
+    ``key_header`` is the header with the key of each message.
+    """
+
+    def __init__(self, session: Session, key_header: str = KEY_HEADER) -> None:
         self._session = session
-        self._channel = ConfirmChannel(session, key_of=lambda _, message: message.headers[KEY_HEADER])
+        self._key_header = key_header
+        self._channel = ConfirmChannel(session, key_of=lambda _, message: message.headers[key_header])
 
-    def publish(self, messages: Mapping[str, Fetched], exchange: str, routing_key: str | None = None) -> dict[str, str]:
+    def publish(
+        self, messages: Mapping[str, Fetched], exchange: str | None = None, routing_key: str | None = None
+    ) -> dict[str, str]:
         """Publish messages by key, and return by key why a message reached no queue.
 
-        ``routing_key`` replaces those of the messages. After BrokerUnavailable some of the messages may have arrived.
+        ``exchange`` and ``routing_key`` replace those of the messages. After BrokerUnavailable some of the messages may
+        have arrived.
         """
         too_long = self._session.request(lambda: [key for key in messages if self._is_too_long(messages[key])])
         self._channel.outcomes.clear()
         for key, message in messages.items():
             if key not in too_long:
                 content = amqp.Message(
-                    message.body, application_headers={**message.headers, KEY_HEADER: key}, **message.properties
+                    message.body, application_headers={**message.headers, self._key_header: key}, **message.properties
                 )
+                to_exchange = message.exchange if exchange is None else exchange
                 to = message.routing_key if routing_key is None else routing_key
-                self._channel.publish(key, content, exchange, to)
+                self._channel.publish(key, content, to_exchange, to)
         if not self._channel.wait(time.monotonic() + CONFIRM_SECONDS):
             self._session.close()
             raise BrokerUnavailable("the broker did not confirm the messages in time", timed_out=True)

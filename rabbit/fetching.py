@@ -7,7 +7,7 @@ deleted any more.
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import amqp
@@ -129,6 +129,7 @@ class Fetch:
         self._arrived_bytes = 0
         self._last_tag = 0
         self._bounds = Bounds(0, 0, 0)
+        self._first_messages = FIRST_MESSAGES
         self._channel = session.new_channel()
 
     @property
@@ -162,13 +163,17 @@ class Fetch:
             return None  # the leader's node is down, and there is no new leader yet
         return DeclareOk.after(answer, time.monotonic() - began)
 
-    def batches(self, ready: int, bounds: Bounds) -> Iterator[list[Undecoded]]:
-        """Yield the messages in batches, up to the bounds or to ``ready`` messages."""
+    def batches(self, ready: int, bounds: Bounds, first_messages: int = FIRST_MESSAGES) -> Iterator[list[Undecoded]]:
+        """Yield the messages in batches, up to the bounds or to ``ready`` messages.
+
+        ``first_messages`` are fetched whatever their size.
+        """
         self._bounds = bounds
+        self._first_messages = first_messages
         target = min(ready, bounds.messages)
         deadline = time.monotonic() + bounds.seconds
         is_passed_over = True
-        if target and not self._is_auto_delete and self._consume(min(target, FIRST_MESSAGES)):
+        if target and not self._is_auto_delete and self._consume(min(target, first_messages)):
             is_passed_over = self._is_passed_over()
             if is_passed_over:
                 self.cancel()
@@ -194,8 +199,21 @@ class Fetch:
         self.close()
         return dropped
 
+    def acknowledge(self, positions: Collection[int]) -> None:
+        """Acknowledge these messages, by their positions in the order of arrival, the first is 1. Wait for the broker.
+
+        If these are all, close the channel. After an error the broker may have returned them.
+        """
+        if len(positions) == self.fetched:
+            self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
+            self._request(self._channel.close)
+            return
+        for tag in positions:  # the channel is new, so these are its delivery tags
+            self._request(lambda: self._channel.basic_ack(tag))  # noqa: B023
+        self.declare_passively()
+
     def requeue(self) -> None:
-        """Requeue the fetched messages.
+        """Requeue the fetched messages that are not acknowledged.
 
         Where a nack is no delivery, use nack. Otherwise close the channel, because that keeps their order.
         """
@@ -212,7 +230,7 @@ class Fetch:
     def _consume_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches from consumers. The next has a prefetch for what fits by the mean size of the fetched ones."""
         last_arrival = time.monotonic()
-        prefetched = FIRST_MESSAGES
+        prefetched = self._first_messages
         while self._needs_more(target, deadline):
             if self.fetched >= prefetched:
                 fits = (self._bounds.bytes - self.kept_bytes) * self.fetched // self._fetched_bytes
@@ -298,7 +316,7 @@ class Fetch:
         self._last_tag = info["delivery_tag"]
         body = bytes(message.body or b"")  # type: ignore[arg-type]  # py-amqp's body of no bytes is a str
         arrived = Undecoded(envelope_of(message), body, bool(info["redelivered"]))
-        is_exhausted = self._is_exhausted(arrived)
+        is_exhausted = self.is_exhausted(arrived)
         self._has_exhausted_arrived |= is_exhausted
         self.has_exhausted |= is_exhausted
         self.last_arrival = time.monotonic()
@@ -312,7 +330,7 @@ class Fetch:
         self.kept_bytes += arrived.size
         self._arrived_bytes += arrived.size
 
-    def _is_exhausted(self, message: Undecoded) -> bool:
+    def is_exhausted(self, message: Undecoded) -> bool:
         """Return whether the broker drops a message when it is returned."""
         if self.delivery_limit is None:
             return False

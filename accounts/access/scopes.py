@@ -50,7 +50,7 @@ READ_OF_A_PULSE_USER = (
     "version/", "users/me/", "me/",
     "pulse-users/", "pulse-users/*/", "pulse-users/*/connections/", "pulse-users/*/notifications/",
     "pulse-users/*/belongings/",
-    "queues/", "queues/*/", "queues/*/live/", "queues/*/bindings/", "queues/*/samples/", "queues/*/events/",
+    "queues/", "queues/*/", "queues/*/live/", "queues/*/bindings/", "queues/*/samples/", "queues/*/events/", "moves/*/",
     "archives/", "archives/*/", "archives/*/replays/", "archives/*/replays/*/",
     "exchanges/",
 )  # fmt: skip

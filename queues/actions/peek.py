@@ -1,6 +1,7 @@
 """Look at the first messages of a live queue. They stay in it, marked as redelivered."""
 
 from http import HTTPStatus
+from typing import NamedTuple
 
 from accounts import audit
 from accounts.models import Owner
@@ -18,6 +19,13 @@ MAX_BYTES = 1024 * 1024
 SECONDS = 2.0
 
 
+class Looked(NamedTuple):
+    """The first messages of a queue with this many ready ones."""
+
+    messages: list[Fetched]
+    ready: int
+
+
 def require_classic(queue: Queue) -> None:
     """Require that a queue is classic. Each look would cost a quorum queue's messages one of their deliveries.
 
@@ -32,7 +40,12 @@ def require_classic(queue: Queue) -> None:
 
 
 def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
-    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``.
+    """Return at most ``count`` of the first ready messages of a queue, up to ``MAX_BYTES``. Raises as ``look``."""
+    return look(queue, by, Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)).messages
+
+
+def look(queue: Queue, by: Owner, bounds: Bounds) -> Looked:
+    """Return the first ready messages of a queue, within the bounds.
 
     Raises:
         Refusal: the queue is of another type.
@@ -47,9 +60,8 @@ def peek(queue: Queue, by: Owner, count: int) -> list[Fetched]:
         except NotOnBroker as error:
             raise Gone("The queue is no longer on the broker.") from error
         ready = depth.ready if depth else 0
-        bounds = Bounds(min(count, MAX_MESSAGES), MAX_BYTES, SECONDS)
-        batches = fetch.batches(min(ready, count), bounds)
+        batches = fetch.batches(min(ready, bounds.messages), bounds)
         found = [message.decode(MAX_HEADER_VALUES) for batch in batches for message in batch]
         fetch.requeue()
     audit.record(by, LOOKED_AT, [queue], count=len(found))
-    return found
+    return Looked(found, ready)

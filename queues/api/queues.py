@@ -19,6 +19,7 @@ from core.confirmation import ConfirmationRequired
 from core.each import Results, describe_error
 from core.endpoints import StrictParameters, name_in, page_of, read, takes
 from queues.actions import exchanges, limit_requests, peek, selected, single
+from queues.api import moves
 from queues.api.archives import CountSerializer, MessageSerializer
 from queues.api.serializers import (
     BindingSerializer,
@@ -134,6 +135,21 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         query.is_valid(raise_exception=True)
         found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
         return Response([reading.as_json(position, message) for position, message in enumerate(found, 1)])
+
+    @extend_schema(
+        request=moves.StartMoveSerializer,
+        responses={202: moves.MoveSerializer, 400: None, 409: moves.GroupsToConfirmSerializer, 503: None},
+    )
+    @action(detail=True, methods=["post"])
+    def move(self, request: Request, uuid: str) -> Response:
+        """Move messages of a queue to another one, to an exchange, or back to where they died.
+
+        A task sends them with publisher confirms, and then removes them here. 400: the target is missing, belongs to
+        another owner, or would be over its deletion limit. To "origin", the first answer is 409 with the groups of dead
+        letters: their reason, and where they go. Send the same request with its `confirm`, and with the `groups` to
+        send.
+        """
+        return moves.start(self.get_object(), request, read(moves.StartMoveSerializer, request))
 
     @extend_schema(responses=LiveSerializer)
     @action(detail=True)

@@ -8,7 +8,7 @@ never sent again. A batch in flight at a crash is sent again: its messages may a
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from itertools import islice
@@ -20,11 +20,11 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from accounts import audit
-from accounts.models import Owner
+from accounts.models import Owner, PulseUser
 from core import broker, locks
 from core.refusals import Refusal
 from queues.archives import declaring, reading
-from queues.models import Archive, Queue, QueueEvent, Replay
+from queues.models import Archive, Move, Queue, QueueEvent, Replay
 from queues.rules import thresholds
 from rabbit.amqp import NODE_DOWN, DeclareOk, Session
 from rabbit.confirmed import ConfirmedPublisher
@@ -66,7 +66,7 @@ class Room(NamedTuple):
     """The ready messages, the consumers and the deletion limit of a replay's target queue.
 
     They are None if the target is an exchange, the queue's leader did not answer, or no limit is known. ``coming`` are
-    the messages that other replays are sending to it. ``exists``: the broker has the queue or exchange.
+    the messages that other replays and moves are sending to it. ``exists``: the broker has the queue or exchange.
     """
 
     exists: bool = True
@@ -99,7 +99,7 @@ def start(
     replay = planned(archive, queue, exchange, first, last)
     replay.rate = rate
     with beginning(archive) as session:
-        _require_room(session, replay)
+        require_room(room(session, archive.vhost, archive.pulse_user, queue, exchange), replay.total)
         save(replay, by)
     return replay
 
@@ -108,7 +108,7 @@ def start(
 def beginning(archive: Archive) -> Iterator[Session]:
     """Let no other replay to queues of this Pulse user begin meanwhile, and yield a session of the broker."""
     try:
-        with locks.lock(f"replays of {archive.pulse_user_id}", WAIT_SECONDS), broker.session(archive.vhost) as session:
+        with locks.lock(room_lock(archive.pulse_user), WAIT_SECONDS), broker.session(archive.vhost) as session:
             yield session
     except locks.LockTaken as error:
         text = "Another replay is beginning. Try again in a minute."
@@ -142,7 +142,7 @@ def run_due(seconds: float = STEP_SECONDS) -> int:
     sent = 0
     until = time.monotonic() + seconds
     running = list(Replay.objects.filter(state=State.RUNNING).order_by("?"))  # a slow one does not keep others waiting
-    if running and _is_blocked():
+    if running and is_blocked():
         return 0
     for replay in running:
         if time.monotonic() >= until:
@@ -159,24 +159,28 @@ def run_due(seconds: float = STEP_SECONDS) -> int:
     return sent
 
 
-def sanitized(message: Fetched) -> Fetched:
-    """Return a message without what would send it elsewhere, make it expire, or have the broker refuse it."""
+def sanitized(message: Fetched, moved_headers: Collection[str] = ROUTING_HEADERS) -> Fetched:
+    """Return a message without what would send it elsewhere, make it expire, or have the broker refuse it.
+
+    ``moved_headers`` are removed and stored in ``ORIGINAL_HEADER``, with what an earlier call stored there.
+    """
     headers, properties = dict(message.headers), dict(message.properties)
-    original = {name: headers.pop(name) for name in ROUTING_HEADERS if name in headers}
+    original = {name: headers.pop(name) for name in moved_headers if name in headers}
     original |= {name: properties.pop(name) for name in MOVED_PROPERTIES if name in properties}
     if original:
-        headers[ORIGINAL_HEADER] = original
+        earlier = headers.get(ORIGINAL_HEADER)
+        headers[ORIGINAL_HEADER] = {**earlier, **original} if isinstance(earlier, dict) else original
     return message._replace(headers=headers, properties=properties)
 
 
-def _is_blocked() -> bool:
+def is_blocked() -> bool:
     """Return whether an alarm blocks publishers. What is sent then arrives after the alarm, once for each attempt."""
     try:
         alarms = broker.management().alarms()
     except BrokerError:
         return False  # AMQP may answer
     if alarms:
-        logger.warning("Replays wait, because publishers are blocked: %s", ", ".join(alarms))
+        logger.warning("Replays and moves wait, because publishers are blocked: %s", ", ".join(alarms))
     return bool(alarms)
 
 
@@ -281,23 +285,28 @@ def require_writable(archive: Archive, queue: str, exchange: str, field: str = "
         )
 
 
-def _require_room(session: Session, replay: Replay) -> None:
-    """Require that the target exists, and that a queue would not be over its limit afterwards."""
-    found = room(session, replay.archive, replay.to_queue, replay.to_exchange)
+def room_lock(pulse_user: PulseUser | None) -> str:
+    """Return the name of the lock for starting to send messages to a Pulse user's queues."""
+    return f"replays of {pulse_user.pk if pulse_user else None}"
+
+
+def require_room(found: Room, total: int) -> None:
+    """Require that a target exists, and that a queue would not be over its limit with these messages."""
     if not found.exists:
         raise ReplayRefused("The broker has no queue or exchange of this name. Declare it first, or restore the queue.")
-    if found.fits is not None and replay.total > found.fits:
-        others_too = f", another replay is sending {found.coming:,} more" if found.coming else ""
+    if found.fits is not None and total > found.fits:
+        others_too = f", another replay or move is sending {found.coming:,} more" if found.coming else ""
         raise ReplayRefused(
-            f"The queue has {found.ready:,} messages{others_too}, and with {replay.total:,} more it would be over its "
-            f"deletion limit of {found.limit:,}. Replay fewer messages, or ask an operator to raise the limit."
+            f"The queue has {found.ready:,} messages{others_too}, and with {total:,} more it would be over its "
+            f"deletion limit of {found.limit:,}. Send fewer messages, or ask an operator to raise the limit."
         )
 
 
-def room(session: Session, archive: Archive, queue: str, exchange: str = "") -> Room:
+def room(session: Session, vhost: str, pulse_user: PulseUser | None, queue: str, exchange: str = "") -> Room:
     """Return the room in a queue or an exchange. A queue that does not exist has all that its limit allows.
 
-    Raises ReplayRefused while the queue's node is down: then nobody knows what it has.
+    ``pulse_user`` is whose limits apply if the queue has no row. Raises ReplayRefused while the queue's node is down:
+    then nobody knows what it has.
     """
     try:
         if exchange:
@@ -311,10 +320,12 @@ def room(session: Session, archive: Archive, queue: str, exchange: str = "") -> 
         if exchange:
             return Room(exists=False)
         exists, depth = False, DeclareOk(0, 0)
-    row = Queue.objects.filter(vhost=archive.vhost, name=queue).select_related("pulse_user").first()
-    row = row or Queue(vhost=archive.vhost, name=queue, pulse_user=archive.pulse_user)
+    row = Queue.objects.filter(vhost=vhost, name=queue).select_related("pulse_user").first()
+    row = row or Queue(vhost=vhost, name=queue, pulse_user=pulse_user)
     limit = None if row.unbounded else thresholds.of_queue(row).max
     if depth is None:
         return Room(limit=limit)
-    others = Replay.objects.filter(state=State.RUNNING, archive__vhost=archive.vhost, to_queue=queue)
-    return Room(exists, depth.ready, depth.consumers, limit, sum(other.total - other.sent for other in others))
+    replays = Replay.objects.filter(state=State.RUNNING, archive__vhost=vhost, to_queue=queue)
+    moves = Move.objects.filter(state=State.RUNNING, queue__vhost=vhost, to_queue=queue)
+    coming = sum(other.total - other.sent for other in replays) + sum(other.total - other.sent for other in moves)
+    return Room(exists, depth.ready, depth.consumers, limit, coming)

@@ -90,7 +90,7 @@ def start(archive: Archive, by: Owner, wanted: Wanted, *, confirm: str = "", uui
 def _look(session: Session, archive: Archive, by: Owner, wanted: Wanted, confirm: str) -> Restore:
     queue = wanted.queue or ("" if wanted.exchange else archive.queue_name)
     replay.require_writable(archive, queue, wanted.exchange, "queue")
-    room = replay.room(session, archive, queue, wanted.exchange)
+    room = replay.room(session, archive.vhost, archive.pulse_user, queue, wanted.exchange)
     first, last = wanted.first, wanted.last
     if wanted.fitting and first is last is None:
         first, last = _fitting(archive, room)

@@ -22,7 +22,7 @@ from queues.guard.facts import Facts
 from queues.guard.pass_run import guarded_vhosts
 from queues.mails import kinds
 from queues.mails.subject import subject_key
-from queues.models import Queue, Watch
+from queues.models import Move, Queue, Watch
 from queues.rules import thresholds
 from queues.rules.rows import WITHOUT_COUNTS, StoredQueue
 from queues.rules.states import should_have_consumer
@@ -240,7 +240,14 @@ def _number(value: object) -> int | None:
 
 
 def _stored_states() -> list[ConsumerState]:
-    rows = Queue.objects.exclude(state=Queue.State.GONE).order_by().values_list(*ConsumerState._fields)
+    """Return what is stored of all queues but those whose messages are being moved: the consumer there is Guardian."""
+    moving = Move.objects.filter(state=Move.State.RUNNING).values("queue")
+    rows = (
+        Queue.objects.exclude(state=Queue.State.GONE)
+        .exclude(pk__in=moving)
+        .order_by()
+        .values_list(*ConsumerState._fields)
+    )
     return [ConsumerState._make(row) for row in rows]
 
 

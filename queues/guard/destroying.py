@@ -102,7 +102,7 @@ class NotSent(BrokerUnavailable):
 
 
 class InUse(NotSent):
-    """Another request is deleting or purging the queue."""
+    """Another request is deleting or purging the queue, or moving its messages."""
 
 
 class WithinLimit(Exception):
@@ -292,7 +292,7 @@ def delete_queue(
         BrokerUnavailable: the answer to the deletion was lost. The queue may be deleted.
         BrokerError: the broker refuses; nothing changed.
     """
-    with _locked(target) as renew_lock:
+    with lock_messages(target.vhost, target.name) as renew_lock:
 
         def renew() -> None:
             renew_lock()
@@ -369,22 +369,19 @@ def _list_again(attempt: _Attempt) -> ListedQueue | None:
 
 
 @contextlib.contextmanager
-def _locked(target: Target) -> Iterator[Callable[[], None]]:
+def lock_messages(vhost: str, name: str) -> Iterator[Callable[[], None]]:
     """Lock a queue, so that no other process fetches its messages. Yield a function that renews the lock.
 
     Raises:
         InUse: another process has the lock, at first or when it is renewed.
     """
-    if why_not(target) and not target.without_copy:
-        yield lambda: None  # no process fetches its messages
-        return
-    key = hashlib.sha256(f"{target.vhost}\0{target.name}".encode("utf-8", "surrogatepass")).hexdigest()
+    key = hashlib.sha256(f"{vhost}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
     lock = locks.Lock(f"queue {key}")
     try:
         lock.acquire()
         yield lock.renew
     except locks.LockTaken as error:
-        raise InUse("another request is deleting or purging this queue; try again in a minute") from error
+        raise InUse("another request is deleting, purging or moving its messages; try again in a minute") from error
     finally:
         lock.release()
 
@@ -416,7 +413,7 @@ def purge_queue(session: Session, target: Target) -> Removed:
         NotSent: another process deletes or purges the queue; nothing changed.
         BrokerError: the broker refuses, or does not answer.
     """
-    with _locked(target) as renew_lock:
+    with lock_messages(target.vhost, target.name) as renew_lock:
         attempt = _attempt(session, target, renew_lock)
         attempt.archive(_declare(attempt.fetch))
         renew_lock()
@@ -427,7 +424,7 @@ def purge_queue(session: Session, target: Target) -> Removed:
 
 
 def _attempt(session: Session, target: Target, between: Callable[[], None] = lambda: None) -> _Attempt:
-    row = {} if target.type != QUORUM or why_not(target) else _quorum_queue(target)
+    row = {} if target.type != QUORUM or why_not(target) else quorum_queue(target.vhost, target.name)
     limit = row.get("delivery_limit")
     fetch = Fetch(
         session, target.name, queue_type=target.type, is_auto_delete=target.is_auto_delete, delivery_limit=limit
@@ -438,15 +435,15 @@ def _attempt(session: Session, target: Target, between: Callable[[], None] = lam
     return attempt
 
 
-def _quorum_queue(target: Target) -> dict[str, Any]:
+def quorum_queue(vhost: str, name: str) -> dict[str, Any]:
     """Return a quorum queue's arguments, and how often its messages may be returned, or None for no limit."""
     management = broker.management()
     try:
-        row = management.queue_arguments(target.vhost, target.name)
-        policies, operator_policies = management.policies(target.vhost), management.operator_policies(target.vhost)
+        row = management.queue_arguments(vhost, name)
+        policies, operator_policies = management.policies(vhost), management.operator_policies(vhost)
         return {**row, "delivery_limit": delivery_limit(row, policies, operator_policies)}
     except BrokerError as error:
-        logger.warning("The delivery limit of %s is unknown: %s", target.name, error)
+        logger.warning("The delivery limit of %s is unknown: %s", name, error)
         return {"delivery_limit": 0}
 
 

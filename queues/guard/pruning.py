@@ -19,7 +19,7 @@ from core.leases import LeaseTaken, lease
 from core.models import Lease
 from notifications.models import Notification
 from queues.archives import writing
-from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
+from queues.models import Move, Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.rules.thresholds import GONE
 
 BATCH = 1000
@@ -30,6 +30,7 @@ KEEP_SAMPLES_BY_MINUTE = timedelta(days=2)
 KEEP_PASSES = timedelta(days=7)
 KEEP_NOTIFICATIONS = timedelta(days=90)
 KEEP_LOCKS = timedelta(hours=1)  # after their expiry: a crash leaves locks behind
+KEEP_MOVES = timedelta(days=90)
 KEEP_EVENTS = timedelta(days=365)
 KEEP_AUDIT = timedelta(days=365)
 
@@ -60,6 +61,7 @@ def _prune(now: datetime) -> int:
         + _delete(Lease.objects.filter(name__startswith=locks.PREFIX, expires_at__lt=now - KEEP_LOCKS))
         + sum(_delete(old(now)) for old in also_pruned)
         + _delete(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))
+        + _delete(Move.objects.filter(finished__lt=now - KEEP_MOVES))
         + _delete(AuditEntry.objects.filter(timestamp__lt=now - KEEP_AUDIT))
         + _delete(LogEntry.objects.filter(action_time__lt=now - KEEP_AUDIT))
         + _delete(

@@ -19,7 +19,8 @@ from core.formatting import rate_in_words
 from queues.actions import limit_requests, single
 from queues.actions.endings import bindings_at_deletion, ending
 from queues.guard import feeding
-from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
+from queues.models import Archive, Move, Queue, QueueEvent, QueueSample, Watch
+from queues.moves.moving import may_move
 from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, states, thresholds
@@ -90,6 +91,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "bound_before": [] if live.bindings else _readable_bindings(bound_before),
             "archives": archives[:ARCHIVES_SHOWN],
             "kept": kept,
+            "can_move": there and may_move(queue, request.user),
+            "move": queue.moves.filter(state=Move.State.RUNNING).first(),
             "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },

@@ -12,6 +12,7 @@ from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
+from accounts.models import PulseUser
 from core.confirmation import ConfirmationRequired
 from core.formatting import duration
 from core.refusals import Refusal
@@ -29,6 +30,8 @@ from rabbit.names import MAX_NAME_BYTES, exchange_prefix, queue_prefix, readable
 MAX_RATE = 100_000
 SUGGESTIONS = 50
 
+NAME_ATTRIBUTES = {"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false", "list": "suggestions"}
+
 BACK, QUEUE, EXCHANGE = "back", "queue", "exchange"
 
 
@@ -41,9 +44,7 @@ class RestoreForm(forms.Form):
         strip=False,
         max_length=MAX_NAME_BYTES,
         label="Name of the other queue or the exchange",
-        widget=forms.TextInput(
-            attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false", "list": "suggestions"}
-        ),
+        widget=forms.TextInput(attrs=NAME_ATTRIBUTES),
     )
     first = forms.IntegerField(required=False, label="From message", min_value=1)
     last = forms.IntegerField(required=False, label="To message", min_value=1)
@@ -100,7 +101,8 @@ def archive_restore(request: Request, uuid: UUID) -> HttpResponse:
     """Show what a restore or a replay will do, and start it if the visitor confirmed that."""
     archive = archive_of(request, uuid)
     form = RestoreForm(archive, request.POST if request.method == "POST" else request.GET)
-    context: dict[str, Any] = {**describe(archive), "form": form, "suggestions": _suggestions(archive)}
+    suggestions = names_that_can_be_typed(archive.pulse_user, archive.vhost)
+    context: dict[str, Any] = {**describe(archive), "form": form, "suggestions": suggestions}
     status = 200
     if form.is_valid():
         try:
@@ -172,10 +174,10 @@ def target_queue(request: Request, archive: Archive, name: str) -> Queue | None:
     return Queue.objects.seen_by(request.user).filter(vhost=archive.vhost, name=name).first()
 
 
-def _suggestions(archive: Archive) -> list[str]:
-    """Return names of queues of the archive's Pulse user that can be typed."""
-    if archive.pulse_user is None:
+def names_that_can_be_typed(pulse_user: PulseUser | None, vhost: str) -> list[str]:
+    """Return the first names of queues of a Pulse user that can be typed."""
+    if pulse_user is None:
         return []
-    queues = Queue.objects.filter(pulse_user=archive.pulse_user, vhost=archive.vhost, registered=False)
+    queues = Queue.objects.filter(pulse_user=pulse_user, vhost=vhost, registered=False)
     names = queues.exclude(state=Queue.State.GONE).values_list("name", flat=True)[:SUGGESTIONS]
     return [name for name in names if readable(name) == name]

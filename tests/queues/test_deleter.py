@@ -244,7 +244,7 @@ def test_no_warning_is_sent_while_an_owner_purges_the_queue(users, alice, amqp, 
     amqp.queue("queue/alice/builds", 11)
     monitor.run_pass()
     target = Target(guarded, "queue/alice/builds", "classic", Archive.Reason.PURGED)
-    with deleter.destroying._locked(target):
+    with deleter.destroying.lock_messages(target.vhost, target.name):
         assert deleter.run().deleted == 0
     assert (sent("alice@example.org"), Queue.objects.get().state) == ([], "deleting")
     assert deleter.run().deleted == 1

@@ -1,4 +1,4 @@
-"""SIGKILL after each effect of a pass, sender, registration, deletion, replay or sweep: the next run finishes it.
+"""SIGKILL after each effect of a pass, sender, registration, deletion, replay, move or sweep: the next run finishes it.
 
 A test repeats one action, and kills it after its first effect, after its second one, and so on to its end.
 """
@@ -19,10 +19,11 @@ from queues.actions import single
 from queues.archives import reading, replay
 from queues.guard import once
 from queues.models import Archive, Queue, QueueEvent
+from queues.moves import moving
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.support.faults import killed_after, let_time_pass, run_scheduled_work
-from tests.support.toolbox import queue_names
+from tests.support.toolbox import queue_names, wait_until_equal
 from tools.invariants import breaches, count_resent_mails
 
 pytestmark = [pytest.mark.usefixtures("guarded", "pulse_user"), pytest.mark.slow]
@@ -153,6 +154,35 @@ def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, m
         lambda _: replay.run_due(), lambda _: replay.start(archive, alice, queue=name), check
     )
     assert kills >= 10
+
+
+@pytest.mark.parametrize("type_", ["classic", "quorum"])
+def test_a_killed_move_is_finished_and_loses_no_message(type_, amqp, alice, monkeypatch):
+    monkeypatch.setattr(moving, "BATCH", 2)
+    monkeypatch.setattr(moving, "FIRST_BATCH", 2)
+
+    def ready(name):
+        return amqp.channel.queue_declare(name, passive=True).method.message_count
+
+    def prepare(number):
+        names = f"queue/alice/from-{number}", f"queue/alice/to-{number}"
+        for name in names:
+            amqp.queue(name, arguments={"x-queue-type": type_})
+        amqp.publish(names[0], 5)
+        wait_until_equal(lambda: ready(names[0]), 5)
+        once.run_once()
+        return names, moving.start(Queue.objects.get(name=names[0]), alice, moving.Target(queue=names[1]))
+
+    def check(prepared, death):
+        (source, target), move = prepared
+        move.refresh_from_db()
+        assert (move.state, move.error, move.in_flight) == ("done", "", 0), death.effects
+        arrived, left = taken(amqp, target), taken(amqp, source)
+        assert sorted({*arrived, *left}) == list(range(5)), death.effects
+        assert len(arrived) + len(left) - 5 <= move.repeated <= moving.BATCH, death.effects
+        assert len(left) <= move.repeated, death.effects
+
+    assert kill_after_each_effect(lambda _: moving.run_due(), prepare, check) >= 15
 
 
 @pytest.mark.parametrize(("together", "mails"), [(1, 3), pytest.param(8, 12, marks=pytest.mark.soak)])

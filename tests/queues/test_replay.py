@@ -211,7 +211,7 @@ def test_two_replays_that_begin_at_once_stay_below_the_deletion_limit(alice, arc
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 30
     started = in_parallel(*[lambda: replay.start(one, alice, queue=NAME)] * 2)
     assert {type(outcome) for outcome in started} == {Replay, ReplayRefused}
-    with pytest.raises(ReplayRefused, match="another replay is sending 20 more"):
+    with pytest.raises(ReplayRefused, match="another replay or move is sending 20 more"):
         replay.start(one, alice, queue=NAME, last=11)
     replay.start(one, alice, queue=NAME, last=10)
 

@@ -34,7 +34,7 @@ from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues.guard.once import run_once
-from queues.models import Archive, Pass, Queue, QueueEvent, Replay, Watch
+from queues.models import Archive, Move, Pass, Queue, QueueEvent, Replay, Watch
 from rabbit.errors import NotOnBroker
 from tests.support.chromium import sign_in
 from tests.support.toolbox import (
@@ -67,6 +67,7 @@ ALLOWED = {
     "queues.QueueEvent": ("", "a record"),
     "queues.Archive": ("", "its owners delete it; it has no messages here, since looking at them is recorded"),
     "queues.Replay": ("", "its owners start and stop it"),
+    "queues.Move": ("", "its owners start and stop it"),
     "notifications.Notification": ("", "written with its cause; sent again by an action"),
     "notifications.Channel": ("delete", "its address is its owner's secret"),
     "queues.Pass": ("", "a record"),
@@ -199,6 +200,7 @@ MAKE = {
     "queues.Replay": lambda: Replay.objects.create(
         archive=make_archive(), to_queue="q", first=1, last=1, by=make_owner(), created=NOW
     ),
+    "queues.Move": lambda: Move.objects.create(queue=make_queue(), to_queue="q", total=1, by=make_owner(), created=NOW),
     "notifications.Notification": lambda: make_notification(about=f"queue {make_queue().pk}"),
     "notifications.Channel": lambda: Channel.objects.create(
         owner=make_owner(), name="chat", service="Slack", sealed_url=sealing.seal(sealing.CHANNELS, SECRET)

@@ -22,6 +22,7 @@ ENDPOINTS = {one: statuses for one, statuses in ENDPOINTS.items() if re.match("a
 
 NEEDS_BROKER = {
     ("api/queues/<str:uuid>/messages/", "get"),
+    ("api/queues/<str:uuid>/move/", "post"),
     ("api/archives/<str:uuid>/replay/", "post"),
     ("api/archives/<str:uuid>/restore/", "post"),
     ("api/pulse-users/", "post"),
@@ -53,6 +54,7 @@ FIELDS = {
     ("api/owners/<str:uuid>/withdraw/", "post"): ["remove", "reason", "confirm"],
     ("api/tokens/", "post"): ["name", "days", "scope", "pulse_user"],
     ("api/queues/<str:uuid>/", "patch"): ["unbounded", "warn_length", "max_length", "limits_until", "confirm"],
+    ("api/queues/<str:uuid>/move/", "post"): ["to", "count", "copy", "confirm", "groups"],
     ("api/queues/selected/delete/", "post"): ["uuids", "confirm"],
     ("api/queues/selected/limits/", "post"): ["uuids", "unbounded", "warn_length", "max_length", "confirm"],
     ("api/channels/", "post"): ["name", "url"],

@@ -173,6 +173,9 @@ def populated(guarded, amqp: Amqp, broker, management, username):
     archive = store_archive(archived, archived, name=f"queue/{pulse_user}/{ODD}", vhost=guarded)
     archive.replays.create(to_queue="queue", first=1, last=2, sent=1, by=operator, created=archive.created)
     archive.replays.create(to_queue=ODD, first=1, last=2, state="failed", error=ODD, created=archive.created)
+    builds = Queue.objects.get(name__endswith="/builds")
+    builds.moves.create(to_queue=ODD, total=2, sent=1, by=operator, created=archive.created)
+    builds.moves.create(to_exchange=ODD, total=2, state="failed", error=ODD, created=archive.created)
     gone = stored_queue(f"queue/{pulse_user}/gone", vhost=guarded, state="gone", pulse_user=pulse_user)
     gone.events.create(
         vhost=guarded, queue_name=gone.name, kind="deleted", at=archive.created, details={"length": 11, "max": 10}
@@ -184,6 +187,7 @@ def populated(guarded, amqp: Amqp, broker, management, username):
 def addresses_of_pages() -> dict[str, str]:
     """Return the addresses of all pages by name."""
     queue = Queue.objects.get(name__endswith="/builds")
+    odd = Queue.objects.get(name__contains="<b>")
     username = PulseUser.objects.get().username
     alice = Owner.objects.get(email="alice@example.org")
     token = Owner.objects.get(email="ops@example.org").auth_token_set.get()
@@ -199,6 +203,11 @@ def addresses_of_pages() -> dict[str, str]:
         "queue, purge": f"/queues/{queue.uuid}/purge/",
         "queue, messages": f"/queues/{queue.uuid}/messages/",
         "queue, gone": f"/queues/{Queue.objects.get(name__endswith='/gone').uuid}/",
+        "queue, move": f"/queues/{queue.uuid}/move/",
+        "queue, move, check": f"/queues/{odd.uuid}/move/?to=queue&name={quote(queue.name)}",
+        "queue, dead letters": f"/queues/{queue.uuid}/dead-letters/",
+        "move, running": f"/queues/{queue.uuid}/moves/{queue.moves.get(state='running').uuid}/",
+        "move, failed": f"/queues/{queue.uuid}/moves/{queue.moves.get(state='failed').uuid}/",
         "archives": "/archives/",
         "archives, none found": "/archives/?search=nothing-like-this",
         "archive": f"/archives/{archive.uuid}/",

@@ -28,7 +28,7 @@ from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
 from queues.archives.chunks import pack
-from queues.models import Archive, Queue, Replay
+from queues.models import Archive, Move, Queue, Replay
 from rabbit.errors import NotOnBroker
 from rabbit.fetching import Fetched
 from rabbit.management import Management
@@ -110,6 +110,11 @@ post                302 404 403 403 404 200 -       queues/<uuid:uuid>/limits/de
 get                 302 404 403 403 404 200 -       queues/<uuid:uuid>/limits/
 post                302 404 403 403 404 302 -       queues/<uuid:uuid>/limits/
 get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/messages/
+get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/move/
+post                302 404 409 409 404 409 -       queues/<uuid:uuid>/move/
+get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/dead-letters/
+get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/moves/<uuid:move_uuid>/
+post                302 404 302 302 404 302 -       queues/<uuid:uuid>/moves/<uuid:move_uuid>/stop/
 get                 302 200 200 200 200 200 -       archives/
 get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/
 get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/messages/<int:position>/
@@ -183,6 +188,9 @@ post                401 400 403 403 400 200 all     api/queues/selected/release/
 post                401 404 204 204 404 204 all     api/queues/<str:uuid>/limits/ask/
 # No request is open.
 post                401 404 403 403 404 400 all     api/queues/<str:uuid>/limits/decline/
+post                401 404 409 409 404 409 all     api/queues/<str:uuid>/move/
+get                 401 404 200 200 404 200 read    api/moves/<str:uuid>/
+delete              401 404 204 204 404 204 all     api/moves/<str:uuid>/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/live/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/bindings/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/samples/
@@ -362,6 +370,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/delete/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
     ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
     ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
+    ("queues/<uuid:uuid>/move/", "post"): {"to": "queue", "name": f"queue/{PULSE_USER}/to"},
     ("archives/<uuid:uuid>/restore/", "post"): {"first": 1, "last": 1},
     ("exchanges/delete/", "post"): {"typed": f"exchange/{PULSE_USER}/events"},
     ("pulse-users/<pulse_user:username>/delete/", "post"): {"name": PULSE_USER},
@@ -387,6 +396,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/queues/<str:uuid>/limits/decline/", "post"): {"reason": "no memory left"},
     ("api/queues/<str:uuid>/limits/ask/", "post"): {"max_length": 1_000_000, "reason": "a nightly import"},
     ("api/pulse-users/<str:username>/notifications/", "put"): {"muted": [{"topic": "length", "channel": "email"}]},
+    ("api/queues/<str:uuid>/move/", "post"): {"to": "origin"},
     ("api/archives/<str:uuid>/replay/", "post"): {"to": {"queue": f"queue/{PULSE_USER}/builds"}},
     ("api/channels/", "post"): {"name": "another", "url": "https://1.1.1.1/hook"},
     ("api/settings/", "patch"): {"weekly_summary": False},
@@ -467,6 +477,9 @@ class World:
         self.replay = Replay.objects.create(
             archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
         )
+        self.move = Move.objects.create(
+            queue=self.queue, to_queue=f"queue/{PULSE_USER}/to", total=1, by=owner, created=timezone.now()
+        )
         self.invitation = Invitation.objects.create(
             pulse_user=self.pulse_user, inviter=owner, invitee=self.people["other"]
         )
@@ -516,7 +529,8 @@ class World:
             ("pulse-users/", self.people["co-owner"]), ("invitations/", self.invitation),
             ("agents/subscriptions/", self.subscription), ("agents/<", self.identity),
             ("agents/consumers/", self.consumer),
-            ("archives/", self.archive), ("agent-services/", self.service), ("agent-processors/", self.processor),
+            ("archives/", self.archive), ("moves/<str", self.move),
+            ("agent-services/", self.service), ("agent-processors/", self.processor),
             ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
             ("event-consumers/", self.consumer),
             ("event-subscriptions/", self.subscription), ("event-subscription-queues/", self.subscription_queue),
@@ -527,6 +541,7 @@ class World:
         for placeholder, value in (
             ("<uuid:uuid>", uuid), ("<str:uuid>", uuid),
             ("<pulse_user:username>", PULSE_USER), ("<str:username>", PULSE_USER),
+            ("<uuid:move_uuid>", self.move.uuid),
             ("<str:replay_uuid>", self.replay.uuid), ("<uuid:replay_uuid>", self.replay.uuid),
             ("<int:position>", 1), ("<str:token>", token), ("<str:tag>", "queues"),
             ("<str:application>", "shop"), ("<str:queue>", "theirs"), ("<str:consumer>", "mail"),

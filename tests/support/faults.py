@@ -24,6 +24,7 @@ from notifications.models import Notification
 from queues.archives import replay
 from queues.guard import destroying, monitor, once
 from queues.guard.deleter import _Run
+from queues.moves import moving
 from rabbit import http, snapshot
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Fetch
@@ -69,10 +70,11 @@ def let_time_pass():
 
 
 def run_scheduled_work():
-    """Run the scheduled work: a sweep, the removals, the replays, two passes and a sender."""
+    """Run the scheduled work: a sweep, the removals, the replays, the moves, two passes and a sender."""
     sweep.sweep_orphans()
     tasks.finish_removals()
     replay.run_due()
+    moving.run_due()
     for _ in range(2):  # a queue is gone after two lists
         once.run_once()
     sending.send_due()
