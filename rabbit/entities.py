@@ -82,6 +82,22 @@ class QueueRates(NamedTuple):
     acknowledged: float
 
 
+class RateSample(NamedTuple):
+    """Messages a second of a queue since the sample before. What needs no acknowledgement counts as acknowledged."""
+
+    at: datetime
+    published: float
+    acknowledged: float
+    redelivered: float
+
+
+class Statistics(NamedTuple):
+    """Which statistics the broker keeps. ``queue_seconds`` is for how long it keeps samples of a queue's rates."""
+
+    has_rates: bool
+    queue_seconds: int
+
+
 class Node(NamedTuple):
     """A node of the cluster. Figures are in bytes, or None if the node is stopped or has just started.
 

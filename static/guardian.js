@@ -58,8 +58,10 @@ function read(plot, x) {
     timeStyle: "medium",
     timeZone: document.documentElement.dataset.timeZone,
   }).format(at);
+  const rates = JSON.parse(plot.dataset.rates).findLast(([since]) => since <= seconds);
   plot.parentElement.querySelector(".reading").textContent =
-    `${time}: ${point[1].toLocaleString("en")} ${point[1] === 1 ? "message" : "messages"}`;
+    `${time}: ${point[1].toLocaleString("en")} ${point[1] === 1 ? "message" : "messages"}` +
+    (rates ? `; published ${rates[1]}/s, acknowledged ${rates[2]}/s, redelivered ${rates[3]}/s` : "");
 }
 
 document.addEventListener("pointermove", (event) => {

@@ -18,7 +18,7 @@ from accounts.api.views import Request
 from core.confirmation import ConfirmationRequired
 from core.each import Results, describe_error
 from core.endpoints import StrictParameters, name_in, page_of, read, takes
-from queues.actions import exchanges, limit_requests, peek, selected, single
+from queues.actions import exchanges, limit_requests, peek, rates, selected, single
 from queues.api.archives import CountSerializer, MessageSerializer
 from queues.api.serializers import (
     BindingSerializer,
@@ -30,6 +30,8 @@ from queues.api.serializers import (
     LimitsSerializer,
     LiveSerializer,
     QueueSerializer,
+    RateQuerySerializer,
+    RatesSerializer,
     ResultsSerializer,
     SampleQuerySerializer,
     SampleSerializer,
@@ -174,6 +176,21 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         samples = QueueSample.objects.filter(queue=queue).order_by("-at")
         found = [*samples.filter(at__gt=began)[:MAX_SAMPLES], *samples.filter(at__lte=began)[:1]][:MAX_SAMPLES]
         return Response(SampleSerializer(found[::-1], many=True).data)
+
+    @extend_schema(filters=False, responses={200: RatesSerializer, 503: None})
+    @takes(RateQuerySerializer)
+    @action(detail=True, pagination_class=None)
+    def rates(self, request: Request, uuid: str) -> Response:
+        """List how many messages a second were published, acknowledged and redelivered.
+
+        RabbitMQ counts them, and keeps the counts for an hour unless its configuration says otherwise. Messages that
+        need no acknowledgement count as acknowledged.
+        """
+        query = RateQuerySerializer(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        span = charts.SPANS[query.validated_data["span"]]
+        found = rates.fetch(self.get_object(), span)
+        return Response(RatesSerializer({"step": span.rate_step, **found._asdict()}).data)
 
     @extend_schema(filters=False, responses=EventSerializer(many=True))
     @action(detail=True)

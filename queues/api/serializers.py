@@ -238,9 +238,36 @@ class SampleQuerySerializer(serializers.Serializer[Any]):
     """The query parameters of samples."""
 
     span = serializers.ChoiceField(
-        choices=list(SPANS), required=False, help_text="The last hour (default), day or week."
+        choices=list(SPANS), required=False, help_text="The last hour (default), 8 hours, day or week."
     )
     since = serializers.DateTimeField(required=False, help_text="Instead of a span.")
+
+
+class RateQuerySerializer(serializers.Serializer[Any]):
+    """The query parameters of rates."""
+
+    span = serializers.ChoiceField(
+        choices=[span.name for span in SPANS.values() if span.rate_step],
+        default="hour",
+        help_text="The last hour, 8 hours or day.",
+    )
+
+
+class RateSampleSerializer(serializers.Serializer[Any]):
+    """Messages a second, on average since the sample before."""
+
+    at = serializers.DateTimeField()
+    published = serializers.FloatField()
+    acknowledged = serializers.FloatField()
+    redelivered = serializers.FloatField()
+
+
+class RatesSerializer(serializers.Serializer[Any]):
+    """The rates of a queue."""
+
+    step = serializers.IntegerField(help_text="The time between two samples, in seconds.")
+    samples = RateSampleSerializer(many=True, help_text="Oldest first.")
+    why_none = serializers.CharField(help_text="Why there are no samples; empty: there are.")
 
 
 @extend_schema_serializer(

@@ -249,6 +249,7 @@ CALLS = [
     call("queues_bindings", answer="list", uuid=queue()),
     call("queues_samples", answer="list", uuid=queue(),
          span=lambda world: world.enum("QueuesSamplesSpan", "day")),
+    call("queues_rates", answer="Rates", uuid=queue()),
     call("queues_events", answer="list", uuid=queue()),
     call("queues_messages", answer="list", uuid=queue(), count=2),
     call("queues_purge", status=204, uuid=queue(), body=body("Keep", archive=True)),

@@ -183,6 +183,7 @@ post                401 404 403 403 404 400 all     api/queues/<str:uuid>/limits
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/live/
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/bindings/
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/samples/
+get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/rates/
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/events/
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/messages/
 get                 401 200 200 200 200 200 all     api/archives/
