@@ -17,6 +17,7 @@ HELP = {
     "queues": "owners/#your-queues",
     "exchanges": "owners/#your-queues",
     "archives": "archives/",
+    "watches": "owners/#watching-messages",
     "agents": "agents/",
     "message-store": "message-store/",
     "tokens": "owners/#the-rest-api",

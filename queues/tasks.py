@@ -9,6 +9,7 @@ from queues.archives import replay
 from queues.guard import consumer_health, deleter, monitor, pruning
 from queues.guard.deleter_threads import keep_connection
 from queues.mails import weekly
+from queues.watching import polling
 
 _is_stopping = mmap(-1, 1)
 """Whether the worker stops: memory that it shares with the processes that it forks."""
@@ -42,6 +43,7 @@ def replay_archives() -> None:
 @shared_task
 def prune() -> None:
     pruning.prune()
+    polling.sweep()
 
 
 @shared_task

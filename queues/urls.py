@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, restores, selected
+from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, restores, selected, watch
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -16,6 +16,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/limits/", limits.queue_limits, name="queue_limits"),
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limits.queue_limit_request, name="queue_limit_request"),
+    path("queues/<uuid:uuid>/watch/", watch.queue_watch, name="queue_watch"),
+    path("watches/<uuid:uuid>/", watch.watch_page, name="watch"),
+    path("watches/<uuid:uuid>/stop/", watch.watch_stop, name="watch_stop"),
     # Archives
     path("archives/", archives.archives_page, name="archives"),
     path("archives/<uuid:uuid>/", archives.archive_page, name="archive"),
@@ -28,5 +31,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/", replays.replay_stop, name="replay_stop"),
     # Exchanges
     path("exchanges/", exchanges.exchanges_page, name="exchanges"),
+    path("exchanges/exchange/", exchanges.exchange_page, name="exchange"),
+    path("exchanges/watch/", watch.exchange_watch, name="exchange_watch"),
     path("exchanges/delete/", exchanges.exchange_delete, name="exchange_delete"),
 ]

@@ -72,6 +72,15 @@ document.addEventListener("pointermove", (event) => {
   }
 });
 
+// A list that gets new entries at its top, and keeps so many.
+document.addEventListener("htmx:after:swap", () => {
+  for (const list of document.querySelectorAll("[data-keeps]")) {
+    while (list.children.length > Number(list.dataset.keeps)) {
+      list.lastElementChild.remove();
+    }
+  }
+});
+
 document.addEventListener("htmx:after:swap", () => {
   const plot = document.querySelector("[data-chart]");
   if (plot !== null && pointed !== null) {

@@ -37,6 +37,7 @@ from queues.api.serializers import (
     SampleSerializer,
     SelectedLimitsSerializer,
     SelectionSerializer,
+    TrafficSerializer,
 )
 from queues.archives import reading
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -311,6 +312,13 @@ class Exchanges(StrictParameters, GenericViewSet[Any]):
         if name is not None:
             found = [exchange for exchange in found if exchange.name == name]
         return page_of(self, ExchangeSerializer, found)
+
+    @extend_schema(responses={200: TrafficSerializer, 404: None, 503: None})
+    @takes(OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded."))
+    def traffic(self, request: Request) -> Response:
+        """Show who publishes to an exchange, as far as RabbitMQ counts it."""
+        exchange = exchanges.own_exchange(request.user, name_in(request, "exchange"))
+        return Response(TrafficSerializer(exchanges.traffic(exchange)).data)
 
     @extend_schema(
         parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],

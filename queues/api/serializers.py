@@ -13,7 +13,7 @@ from accounts.api.fields import HexURLField, HexUUIDField, OwnerEmailField, Thre
 from accounts.models import MAX_THRESHOLD, PulseUser
 from core.endpoints import ConfirmField
 from core.links import absolute_url
-from queues.actions.exchanges import OwnExchange
+from queues.actions.exchanges import OwnExchange, Published
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 from queues.actions.selected import MAX_SELECTED
 from queues.models import Queue, QueueEvent, QueueSample
@@ -22,7 +22,7 @@ from queues.rules.charts import SPANS
 from queues.rules.conditions import conditions
 from queues.rules.freshness import Freshness
 from queues.rules.states import Condition, Level
-from rabbit.entities import Binding
+from rabbit.entities import Binding, PublishedBy
 
 QUEUE = {
     "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
@@ -323,3 +323,25 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
     def get_url(self, exchange: OwnExchange) -> str:
         """Return the address with the name as a query parameter, as some proxies alter slashes in a path."""
         return absolute_url(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
+
+
+class PublishedBySerializer(serializers.Serializer[PublishedBy]):
+    """What a RabbitMQ user publishes."""
+
+    user = serializers.CharField()
+    published = serializers.FloatField(help_text="Messages a second.")
+    unroutable = serializers.IntegerField(help_text="Messages of its open channels that no queue got.")
+
+
+class TrafficSerializer(serializers.Serializer[Published]):
+    """What is published to an exchange. Null: RabbitMQ does not count it."""
+
+    published = serializers.FloatField(allow_null=True, help_text="Messages a second.")
+    routed = serializers.FloatField(
+        allow_null=True, help_text="Copies a second to queues and exchanges, one for each that it is bound to."
+    )
+    publishers = PublishedBySerializer(many=True, allow_null=True)
+    is_of_user = serializers.BooleanField(
+        help_text="Whether the publishers' figures are of all their exchanges. RabbitMQ counts by exchange only with "
+        "rates_mode detailed."
+    )

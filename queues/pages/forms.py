@@ -6,6 +6,7 @@ from django import forms
 
 from accounts.models import MAX_THRESHOLD
 from queues.actions.limit_requests import MAX_REASON_LENGTH
+from rabbit.names import MAX_NAME_BYTES
 
 EMPTY = "In messages. Leave empty to use the default."
 
@@ -44,4 +45,16 @@ class DeclineForm(forms.Form):
         label="Reason",
         help_text="The owner who asked gets it by mail.",
         widget=forms.Textarea(attrs={"rows": 3}),
+    )
+
+
+class WatchForm(forms.Form):
+    exchange = forms.CharField(max_length=MAX_NAME_BYTES, strip=False)
+    routing_key = forms.CharField(
+        required=False,
+        initial="#",
+        strip=False,
+        max_length=MAX_NAME_BYTES,
+        help_text="Of a topic exchange a pattern: * is a word, # any number of words. Of a direct exchange the exact "
+        "key. Others ignore it: you get all messages.",
     )

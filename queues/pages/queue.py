@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -88,6 +89,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "bound_before": [] if live.bindings else _readable_bindings(bindings_at_deletion(events)),
             "archives": archives[:ARCHIVES_SHOWN],
             "kept": None if there else archives.of_last_deletion().first(),
+            "can_watch": there and queue.vhost == settings.GUARDIAN_PULSE_VHOST,
             "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },

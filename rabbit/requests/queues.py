@@ -15,6 +15,7 @@ from rabbit.requests.parsing import (
     as_text,
     parse_object,
     parse_rows,
+    rate_in,
     require_one_line,
     require_vhost,
     validated,
@@ -199,12 +200,13 @@ def rates_in(queue: JSONObject) -> QueueRates | None:
     if not isinstance(stats, dict):
         return None
 
-    def rate(name: str) -> float:
-        details = stats.get(f"{name}_details")
-        value = details.get("rate") if isinstance(details, dict) else None
-        return float(value) if isinstance(value, int | float) else 0.0
+    return QueueRates(*(rate_in(stats, counter) or 0.0 for counter in ("publish", "deliver_get", "ack")))
 
-    return QueueRates(rate("publish"), rate("deliver_get"), rate("ack"))
+
+def published_in(queue: JSONObject) -> int | None:
+    """Return how many messages were published to a queue, by the answer of ``Management.queue``, or None if unknown."""
+    stats = queue.get("message_stats")
+    return as_number(stats.get("publish")) if isinstance(stats, dict) else None
 
 
 RATED = {

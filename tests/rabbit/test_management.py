@@ -699,3 +699,14 @@ def test_rates_of_a_queue_without_messages_are_empty(management, vhost, amqp):
     amqp.queue("idle")
     assert management.queue_rates(vhost, "idle", 60, 5) == []
     assert management.statistics().queue_seconds >= 3600
+
+
+def test_publishers_are_added_up_by_user_with_their_unroutable_messages(management, vhost, amqp, broker):
+    amqp.channel.exchange_declare("events", "topic")
+    other = amqp.connection.channel()
+    for channel in (amqp.channel, other):
+        for _ in range(2):
+            channel.basic_publish("events", "nowhere", b"1")
+    user = urlsplit(broker.amqp_url).username
+    wait_until(lambda: [(one.user, one.unroutable) for one in management.publishers(vhost)] == [(user, 4)])
+    assert management.exchange_traffic(vhost, "events").publishers == []  # rates_mode is basic
