@@ -17,7 +17,6 @@ HELP = {
     "queues": "owners/#your-queues",
     "exchanges": "owners/#your-queues",
     "archives": "archives/",
-    "watches": "owners/#watching-messages",
     "agents": "agents/",
     "message-store": "message-store/",
     "tokens": "owners/#the-rest-api",

@@ -17,8 +17,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limits.queue_limit_request, name="queue_limit_request"),
     path("queues/<uuid:uuid>/watch/", watch.queue_watch, name="queue_watch"),
-    path("watches/<uuid:uuid>/", watch.watch_page, name="watch"),
-    path("watches/<uuid:uuid>/stop/", watch.watch_stop, name="watch_stop"),
     # Archives
     path("archives/", archives.archives_page, name="archives"),
     path("archives/<uuid:uuid>/", archives.archive_page, name="archive"),
@@ -32,6 +30,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # Exchanges
     path("exchanges/", exchanges.exchanges_page, name="exchanges"),
     path("exchanges/exchange/", exchanges.exchange_page, name="exchange"),
+    path("exchanges/watches/<uuid:uuid>/", watch.watch_page, name="watch"),
+    path("exchanges/watches/<uuid:uuid>/stop/", watch.watch_stop, name="watch_stop"),
     path("exchanges/watch/", watch.exchange_watch, name="exchange_watch"),
     path("exchanges/delete/", exchanges.exchange_delete, name="exchange_delete"),
 ]

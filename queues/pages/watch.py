@@ -74,6 +74,9 @@ def watch_page(request: Request, uuid: UUID) -> HttpResponse:
     """Show the messages since the last request, or to htmx only these. Each is shown once: nothing stores it."""
     watch = _own(request, uuid)
     context: dict[str, Any] = {"watch": watch, "most": MAX_MESSAGES}
+    if watch is not None:
+        context["name"] = readable(watch.queue.name if watch.queue else watch.exchange)
+        context["routing_key"] = readable(watch.routing_key)
     try:
         if watch is None:
             if not request.htmx:

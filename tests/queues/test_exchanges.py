@@ -66,7 +66,7 @@ def test_the_page_of_an_exchange_shows_bindings_publishers_and_unroutable_messag
     def page():
         return as_alice.get("/exchanges/exchange/", {"name": exchange_name}).text
 
-    wait_until(lambda: "alice alone may publish here." in page())
+    wait_until(lambda: "Of all Pulse users, only alice may publish here." in page())
     for what in ("queue/bob/builds", "test.&lt;b&gt;\\u202e", "No open channel of alice has published."):
         assert what in page()
     assert as_alice.get("/exchanges/exchange/", {"name": "exchange/bob/events"}).status_code == 404

@@ -102,8 +102,6 @@ get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/
 get                 302 404 302 302 404 302 -       queues/<uuid:uuid>/chart/
 # No exchange is bound to the queue.
 get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/watch/
-get                 302 404 200 404 404 404 -       watches/<uuid:uuid>/
-post                302 404 302 404 404 404 -       watches/<uuid:uuid>/stop/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/delete/
 post                302 404 302 302 404 302 -       queues/<uuid:uuid>/delete/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/purge/
@@ -130,6 +128,8 @@ get                 302 404 200 200 404 200 -       exchanges/exchange/
 get                 302 200 200 200 200 200 -       exchanges/watch/
 # Others have no Pulse user that may read it.
 post                302 403 302 302 200 200 -       exchanges/watch/
+get                 302 404 200 404 404 404 -       exchanges/watches/<uuid:uuid>/
+post                302 404 302 404 404 404 -       exchanges/watches/<uuid:uuid>/stop/
 get                 302 404 200 200 404 200 -       exchanges/delete/
 post                302 404 302 302 404 302 -       exchanges/delete/
 get                 302 200 200 200 200 200 -       agents/
