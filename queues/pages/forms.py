@@ -5,6 +5,7 @@ from typing import Any
 from django import forms
 
 from accounts.models import MAX_THRESHOLD
+from accounts.pages.forms import Form
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 from rabbit.names import MAX_NAME_BYTES
 
@@ -48,7 +49,9 @@ class DeclineForm(forms.Form):
     )
 
 
-class WatchForm(forms.Form):
+class WatchForm(Form):
+    id_prefix = "watch"
+
     exchange = forms.CharField(max_length=MAX_NAME_BYTES, strip=False)
     routing_key = forms.CharField(
         required=False,

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
@@ -12,6 +11,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from accounts.pages.common import add_error
+from accounts.pages.forms import Form
 from core.refusals import Refusal
 from queues.archives.message_display import line, shown
 from queues.models import MessageWatch
@@ -47,14 +47,12 @@ def exchange_watch(request: Request) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_watch(request: Request, uuid: UUID) -> HttpResponse:
     queue = seen_queue(request, uuid)
-    form = forms.Form(request.POST if request.method == "POST" else None)
+    form = Form(request.POST if request.method == "POST" else None)
     context = {"queue": queue, "name": readable(queue.name)}
     return _start(request, form, "", lambda: starting.start_at_queue(request.user, queue), **context)
 
 
-def _start(
-    request: Request, form: forms.Form, field: str, start: Callable[[], MessageWatch], **context: Any
-) -> HttpResponse:
+def _start(request: Request, form: Form, field: str, start: Callable[[], MessageWatch], **context: Any) -> HttpResponse:
     status = 200
     try:
         if form.is_valid():

@@ -12,6 +12,7 @@ from core.refusals import Refusal
 from queues.guard.once import run_once
 from queues.models import MessageWatch, Queue
 from queues.watching import polling, starting
+from rabbit import watch_queue
 from rabbit.errors import BrokerUnavailable
 from rabbit.names import WATCH_QUEUE
 from tests.support.api import Program
@@ -169,6 +170,13 @@ def test_a_sweep_deletes_queues_without_a_row_and_rows_that_nobody_polls(publish
     assert polling.sweep() == 2
     assert queue_names(management, vhost) == {WATCH_QUEUE + running.uuid.hex, "guardian.watch.of-somebody-else"}
     assert list(MessageWatch.objects.all()) == [running]
+
+
+def test_the_queue_of_a_watch_expires_that_nobody_polls(publish, alice, management, vhost, monkeypatch):
+    assert watch_queue.ARGUMENTS["x-expires"] == 60_000
+    monkeypatch.setitem(watch_queue.ARGUMENTS, "x-expires", 1)
+    starting.start_at_exchange(alice, EVENTS, "#")
+    wait_until(lambda: not queue_names(management, vhost))
 
 
 def test_a_failed_start_leaves_no_row(publish, alice, settings):
