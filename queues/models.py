@@ -4,19 +4,16 @@ The broker is the truth about what exists; these rows are the truth about what w
 """
 
 import uuid
-from datetime import timedelta
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.db import models
-from django.utils import timezone
 
 from accounts.models import Owner, PulseUser, check_thresholds, visible_to
 from core.fields import BrokerJSONField, BrokerNameField
 from queues.access import own_archives, own_queues
 from rabbit.names import readable
 from rabbit.snapshot import length_of
-from rabbit.watch_queue import EXPIRES_SECONDS
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
@@ -381,20 +378,6 @@ class Replay(models.Model):
         return bool(self.restore and self.restore["declares"] and self.declared_at is None)
 
 
-class MessageWatchQuerySet(models.QuerySet["MessageWatch"]):
-    def running(self) -> "MessageWatchQuerySet":
-        """Return the watches that have time left and were polled within a minute."""
-        return self.exclude(self._is_over())
-
-    def over(self) -> "MessageWatchQuerySet":
-        """Return the others. The broker has deleted their queues, or will soon."""
-        return self.filter(self._is_over())
-
-    def _is_over(self) -> models.Q:
-        now = timezone.now()
-        return models.Q(ends__lte=now) | models.Q(polled_at__lte=now - timedelta(seconds=EXPIRES_SECONDS))
-
-
 class MessageWatch(models.Model):
     """Copies of messages that an owner watches: of an exchange, or of a queue's bindings. No message is stored."""
 
@@ -408,8 +391,6 @@ class MessageWatch(models.Model):
     polled_at = models.DateTimeField()
     fetched = models.PositiveBigIntegerField(default=0, help_text="Messages that were shown.")
     missed = models.PositiveBigIntegerField(null=True, help_text="Messages that were dropped; empty: unknown.")
-
-    objects = MessageWatchQuerySet.as_manager()
 
     def __str__(self) -> str:
         return str(self.queue) if self.queue else f"{readable(self.exchange)} in {readable(self.vhost)}"

@@ -1,10 +1,11 @@
 """Fetch what a watch has caught since the last time, and end watches."""
 
 import logging
+from datetime import timedelta
 from http import HTTPStatus
 from typing import NamedTuple
 
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from accounts.access import vouching
@@ -37,6 +38,12 @@ class Caught(NamedTuple):
     first: int
     messages: list[Fetched]
     missed: int | None
+
+
+def is_over() -> Q:
+    """Return the condition that a watch has no time left, or was not polled for so long that its queue has expired."""
+    now = timezone.now()
+    return Q(ends__lte=now) | Q(polled_at__lte=now - timedelta(seconds=watch_queue.EXPIRES_SECONDS))
 
 
 def poll(watch: MessageWatch) -> Caught:
@@ -96,7 +103,7 @@ def sweep() -> int:
     except BrokerError as error:
         logger.warning("The queues of watches could not be listed: %s", error)
         rows = []
-    deleted, _ = MessageWatch.objects.over().delete()
+    deleted, _ = MessageWatch.objects.filter(is_over()).delete()
     running = {uuid.hex for uuid in MessageWatch.objects.values_list("uuid", flat=True)}
     left = [row for row in rows if is_watch_queue(row["name"]) and row["name"].removeprefix(WATCH_QUEUE) not in running]
     for row in left:

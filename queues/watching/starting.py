@@ -13,6 +13,7 @@ from core import broker, locks
 from core.refusals import Refusal
 from queues.models import MessageWatch, Queue
 from queues.rules.watchable import DEFAULT_EXCHANGE, why_not_watched
+from queues.watching import polling
 from rabbit import permissions, watch_queue
 from rabbit.entities import Binding
 from rabbit.errors import BrokerError
@@ -123,7 +124,7 @@ def _start(watch: MessageWatch, sources: Iterable[Source]) -> MessageWatch:
 
 
 def _require_room(by: Owner) -> None:
-    running = MessageWatch.objects.running()
+    running = MessageWatch.objects.exclude(polling.is_over())
     if running.filter(owner=by).count() >= MAX_OF_AN_OWNER:
         raise Refusal(
             f"You can run {MAX_OF_AN_OWNER} watches at once. Stop one, or wait a minute after you close its page."
