@@ -9,7 +9,7 @@ from agents.api import views as agents
 from guardian_site import api_docs, version
 from guardian_site.errors import UnknownAddress
 from notifications import api
-from queues.api import archives, moves, queues
+from queues.api import archives, moves, queues, watches
 
 router = SimpleRouter(use_regex_path=False)
 router.register("pulse-users", accounts.PulseUsers, "api-pulse-user")
@@ -21,6 +21,7 @@ router.register("queues", queues.Queues, "api-queue")
 router.register("archives", archives.Archives, "api-archive")
 router.register("archives/<str:uuid>/replays", archives.Replays, "api-replay")
 router.register("moves", moves.Moves, "api-move")
+router.register("watches", watches.Watches, "api-watch")
 router.register("channels", api.Channels, "api-channel")
 router.register("offerings", agents.Offerings, "api-offering")
 router.register("marketplace-site-agent-identities", agents.AgentIdentities, "api-agent-identity")
@@ -39,6 +40,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("users/me/", services.UserMe.as_view()),
     path("vouching/ask/", accounts.Me.as_view({"post": "ask"})),
     path("exchanges/", queues.Exchanges.as_view({"get": "list", "delete": "destroy"}), name="api-exchanges"),
+    path("exchanges/traffic/", queues.Exchanges.as_view({"get": "traffic"})),
     path("settings/", api.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
     path("version/", version.Version.as_view()),
     path("schema/", api_docs.SchemaView.as_view(), name="api-schema"),

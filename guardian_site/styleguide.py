@@ -13,6 +13,7 @@ from accounts.pages.forms import ThresholdsForm
 from queues.rules import charts
 from queues.rules.states import Condition, Level
 from queues.rules.thresholds import Thresholds
+from rabbit.entities import RateSample
 
 WORDS = {
     Level.NORMAL: "healthy",
@@ -38,6 +39,7 @@ def context() -> dict[str, Any]:
     span = charts.SPANS["hour"]
     began = now - span.duration
     samples = [(began + timedelta(minutes=minute), 40 * minute + 90 * (minute % 7)) for minute in range(60)]
+    rates = [RateSample(at, 40, 20 + length % 15, length % 7) for at, length in samples]
     rejected = ThresholdsForm(QueryDict("warn_length=many"))
     rejected.is_valid()
     return {
@@ -50,7 +52,8 @@ def context() -> dict[str, Any]:
         "chart": charts.chart(samples, began, now, LIMITS, has_maximum=True, to_limit=True),
         "chart_began": began,
         "times": charts.time_ticks(span, began, now),
-        "event_marks": [charts.Tick(60, "reached its warning threshold")],
+        "marks": charts.marks([(began + timedelta(minutes=36), "reached its warning threshold")], began, now),
+        "rate_chart": charts.rate_chart(rates, began, now),
         "thresholds": LIMITS,
         "there": True,
         "to_limit": True,

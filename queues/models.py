@@ -432,6 +432,24 @@ class Move(Sending):
         return f"{self.sent} of {self.total} messages"
 
 
+class MessageWatch(models.Model):
+    """Copies of messages that an owner watches: of an exchange, or of a queue's bindings. No message is stored."""
+
+    uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    vhost = BrokerNameField(max_length=255)
+    exchange = BrokerNameField(max_length=255, blank=True)
+    routing_key = BrokerNameField(max_length=255, blank=True)
+    queue = models.ForeignKey(Queue, null=True, on_delete=models.CASCADE, related_name="+")
+    ends = models.DateTimeField()
+    polled_at = models.DateTimeField()
+    fetched = models.PositiveBigIntegerField(default=0, help_text="Messages that were shown.")
+    missed = models.PositiveBigIntegerField(null=True, help_text="Messages that were dropped; empty: unknown.")
+
+    def __str__(self) -> str:
+        return str(self.queue) if self.queue else f"{readable(self.exchange)} in {readable(self.vhost)}"
+
+
 class Watch(models.Model):
     """The state that the monitor keeps between passes: a single row."""
 

@@ -10,6 +10,7 @@ from queues.guard import consumer_health, deleter, monitor, pruning
 from queues.guard.deleter_threads import keep_connection
 from queues.mails import weekly
 from queues.moves import moving
+from queues.watching import polling
 
 _is_stopping = mmap(-1, 1)
 """Whether the worker stops: memory that it shares with the processes that it forks."""
@@ -48,6 +49,7 @@ def move_messages() -> None:
 @shared_task
 def prune() -> None:
     pruning.prune()
+    polling.sweep()
 
 
 @shared_task

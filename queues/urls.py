@@ -13,6 +13,7 @@ from queues.pages import (
     replays,
     restores,
     selected,
+    watch,
 )
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -32,6 +33,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/limits/", limits.queue_limits, name="queue_limits"),
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limits.queue_limit_request, name="queue_limit_request"),
+    path("queues/<uuid:uuid>/watch/", watch.queue_watch, name="queue_watch"),
     # Archives
     path("archives/", archives.archives_page, name="archives"),
     path("archives/<uuid:uuid>/", archives.archive_page, name="archive"),
@@ -44,5 +46,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/", replays.replay_stop, name="replay_stop"),
     # Exchanges
     path("exchanges/", exchanges.exchanges_page, name="exchanges"),
+    path("exchanges/exchange/", exchanges.exchange_page, name="exchange"),
+    path("exchanges/watches/<uuid:uuid>/", watch.watch_page, name="watch"),
+    path("exchanges/watches/<uuid:uuid>/stop/", watch.watch_stop, name="watch_stop"),
+    path("exchanges/watch/", watch.exchange_watch, name="exchange_watch"),
     path("exchanges/delete/", exchanges.exchange_delete, name="exchange_delete"),
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -31,6 +32,26 @@ class Exchange(NamedTuple):
     durable: bool
     auto_delete: bool
     internal: bool
+    arguments: Mapping[str, Any] = MappingProxyType({})
+
+
+class PublishedBy(NamedTuple):
+    """The messages a second of a RabbitMQ user, and how many messages of its open channels no queue got."""
+
+    user: str
+    published: float
+    unroutable: int
+
+
+class Traffic(NamedTuple):
+    """Messages a second into an exchange and out of it, a copy for each destination; None: not counted.
+
+    ``publishers`` are known only if the broker's ``rates_mode`` is detailed.
+    """
+
+    published: float | None
+    routed: float | None
+    publishers: list[PublishedBy]
 
 
 class User(NamedTuple):
@@ -80,6 +101,22 @@ class QueueRates(NamedTuple):
     published: float
     delivered: float
     acknowledged: float
+
+
+class RateSample(NamedTuple):
+    """Messages a second of a queue since the sample before. What needs no acknowledgement counts as acknowledged."""
+
+    at: datetime
+    published: float
+    acknowledged: float
+    redelivered: float
+
+
+class Statistics(NamedTuple):
+    """Which statistics the broker keeps. ``queue_seconds`` is for how long it keeps samples of a queue's rates."""
+
+    has_rates: bool
+    queue_seconds: int
 
 
 class Node(NamedTuple):

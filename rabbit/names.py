@@ -29,6 +29,10 @@ PROBE_QUEUE = "guardian.doctor"
 """The beginning of the names of exclusive queues that Guardian declares to see that the broker allows it. Lists leave
 them out: each exists for milliseconds."""
 
+WATCH_QUEUE = "guardian.watch."
+"""The beginning of the names of queues with copies of messages that a person watches. Lists leave them out: each
+expires a minute after its last use. No Pulse user may declare or read them."""
+
 _OWNED_QUEUE = re.compile(rf"queue/({_USER_NAME.pattern})/")
 _OWNED_EXCHANGE = re.compile(rf"exchange/({_USER_NAME.pattern})/")
 
@@ -115,6 +119,10 @@ def consumer_queue(consumer: str) -> str:
 
 def is_agents_queue(name: str) -> bool:
     return _AGENTS_QUEUE.match(name) is not None
+
+
+def is_watch_queue(name: str) -> bool:
+    return name.startswith(WATCH_QUEUE) and _UUID.fullmatch(name.removeprefix(WATCH_QUEUE)) is not None
 
 
 def is_amqp_name(name: str) -> bool:

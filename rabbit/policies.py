@@ -11,12 +11,15 @@ DROP_HEAD = "drop-head"
 
 MAX_LENGTH, MAX_BYTES, OVERFLOW = "max-length", "max-length-bytes", "overflow"
 
+EXCHANGE = "exchange"
+
 TYPES = {
     "classic": ("all", "queues", "classic_queues"),
     "quorum": ("all", "queues", "quorum_queues"),
     "stream": ("all", "queues", "streams"),
+    EXCHANGE: ("all", "exchanges"),
 }
-"""The values of ``apply_to`` with which a policy applies to a queue, by the queue's type."""
+"""The values of ``apply_to`` with which a policy applies to a queue, by the queue's type, or to an exchange."""
 
 
 class BrokerPolicy(NamedTuple):
@@ -81,7 +84,10 @@ def delivery_limit(
 
 
 def effective(policies: Iterable[BrokerPolicy], name: str, type_: str) -> Mapping[str, Any]:
-    """Return the definition of the policy that applies to a queue: the matching one with the highest priority."""
+    """Return the definition of the policy that applies to a queue or an ``EXCHANGE``.
+
+    It is the matching one with the highest priority.
+    """
     matching = [policy for policy in policies if policy.applies_to(name, type_)]
     return max(matching, key=lambda policy: policy.priority).definition if matching else {}
 

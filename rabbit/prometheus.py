@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
 from rabbit.management import Management
-from rabbit.names import QueueName, is_amqp_name
+from rabbit.names import QueueName, is_amqp_name, is_watch_queue
 from rabbit.requests.sending import MAX_RESPONSE_BYTES, Call
 from rabbit.snapshot import (
     MQTT_QOS_0,
@@ -247,7 +247,9 @@ class Scrape(NamedTuple):
         queues are new or missing.
         """
         new = {
-            key for key in self.depths.keys() - stored.keys() if all(map(is_amqp_name, key)) and not is_ignored(*key)
+            key
+            for key in self.depths.keys() - stored.keys()
+            if all(map(is_amqp_name, key)) and not is_watch_queue(key[1]) and not is_ignored(*key)
         }
         missing = {
             key

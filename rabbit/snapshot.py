@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rabbit.entities import Node
 from rabbit.errors import AnotherVhost, BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
-from rabbit.names import PROBE_QUEUE, QueueName, is_amqp_name
+from rabbit.names import PROBE_QUEUE, QueueName, is_amqp_name, is_watch_queue
 from rabbit.threads import ContextThreadPool
 
 MAX_SEPARATE_LISTS = 20
@@ -250,7 +250,8 @@ def iter_lists(
 
     The list of a vhost that does not exist, or could not be listed, is empty. The reason for the latter is added to
     ``unlisted``. If none can be listed, or an answer timed out, raise the error. Requests overlap: the broker prepares
-    the next lists while the caller reads one. Call ``between_requests`` before each list.
+    the next lists while the caller reads one. Call ``between_requests`` before each list. Queues of watches are left
+    out.
     """
     failures: list[BrokerError] = []
     requests = _vhosts_to_request(vhosts)
@@ -275,7 +276,9 @@ def iter_lists(
                 elif vhost in existing():
                     unlisted[vhost] = "the broker answers 404, but lists the vhost"
                 found = []
-            yield found if wanted is None else [row for row in found if row["vhost"] in wanted]
+            yield [
+                row for row in found if (wanted is None or row["vhost"] in wanted) and not is_watch_queue(row["name"])
+            ]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # a request that hangs has been waited for already
     if failures and len(failures) == len(requests):

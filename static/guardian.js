@@ -58,8 +58,10 @@ function read(plot, x) {
     timeStyle: "medium",
     timeZone: document.documentElement.dataset.timeZone,
   }).format(at);
+  const rates = JSON.parse(plot.dataset.rates).findLast(([since]) => since <= seconds);
   plot.parentElement.querySelector(".reading").textContent =
-    `${time}: ${point[1].toLocaleString("en")} ${point[1] === 1 ? "message" : "messages"}`;
+    `${time}: ${point[1].toLocaleString("en")} ${point[1] === 1 ? "message" : "messages"}` +
+    (rates ? `; published ${rates[1]}/s, acknowledged ${rates[2]}/s, redelivered ${rates[3]}/s` : "");
 }
 
 document.addEventListener("pointermove", (event) => {
@@ -67,6 +69,15 @@ document.addEventListener("pointermove", (event) => {
   if (plot !== null) {
     pointed = event.clientX;
     read(plot, pointed);
+  }
+});
+
+// A list that gets new entries at its top, and keeps so many.
+document.addEventListener("htmx:after:swap", () => {
+  for (const list of document.querySelectorAll("[data-keeps]")) {
+    while (list.children.length > Number(list.dataset.keeps)) {
+      list.lastElementChild.remove();
+    }
   }
 });
 

@@ -13,8 +13,8 @@ from accounts.models import Owner, PulseUser
 from core import broker
 from core.refusals import Refusal
 from queues.actions.single import Gone
-from rabbit.entities import Binding
-from rabbit.errors import NotOnBroker
+from rabbit.entities import Binding, PublishedBy
+from rabbit.errors import NotOnBroker, Refused
 from rabbit.names import user_of_exchange
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,43 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
         )
         for name, (exchange, user) in sorted(found.items())
     ]
+
+
+def own_exchange(visitor: Owner | AnonymousUser, name: str) -> OwnExchange:
+    """Return the visitor's exchange of this name.
+
+    Raises:
+        Refusal: by its name, the exchange does not belong to this visitor.
+        Gone: it is not on the broker.
+    """
+    require_own(visitor, name)
+    found = next((one for one in own_exchanges(visitor) if one.name == name), None)
+    if found is None:
+        raise Gone("The exchange is no longer on the broker.")
+    return found
+
+
+class Published(NamedTuple):
+    """What is published to an exchange. ``is_of_user``: the publishers' figures are of all their exchanges together."""
+
+    published: float | None = None
+    routed: float | None = None
+    publishers: list[PublishedBy] | None = None
+    is_of_user: bool = False
+
+
+def traffic(exchange: OwnExchange) -> Published:
+    """Return who publishes to an exchange, as far as RabbitMQ counts it, with at most two requests."""
+    management = broker.management()
+    try:
+        published, routed, publishers = management.exchange_traffic(exchange.vhost, exchange.name)
+    except (NotOnBroker, Refused):  # its name is invalid in a URL
+        return Published()
+    if publishers or published is None:
+        return Published(published, routed, publishers)
+    # Its Pulse user alone may write to it.
+    of_user = [one for one in management.publishers(exchange.vhost) if one.user == exchange.pulse_user]
+    return Published(published, routed, of_user, is_of_user=True)
 
 
 def delete_exchange(visitor: Owner, name: str) -> None:

@@ -18,7 +18,7 @@ from accounts.api.views import Request
 from core.confirmation import ConfirmationRequired
 from core.each import Results, describe_error
 from core.endpoints import StrictParameters, name_in, page_of, read, takes
-from queues.actions import exchanges, limit_requests, peek, selected, single
+from queues.actions import exchanges, limit_requests, peek, rates, selected, single
 from queues.api import moves
 from queues.api.archives import CountSerializer, MessageSerializer
 from queues.api.serializers import (
@@ -31,11 +31,14 @@ from queues.api.serializers import (
     LimitsSerializer,
     LiveSerializer,
     QueueSerializer,
+    RateQuerySerializer,
+    RatesSerializer,
     ResultsSerializer,
     SampleQuerySerializer,
     SampleSerializer,
     SelectedLimitsSerializer,
     SelectionSerializer,
+    TrafficSerializer,
 )
 from queues.archives import reading
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -191,6 +194,21 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         found = [*samples.filter(at__gt=began)[:MAX_SAMPLES], *samples.filter(at__lte=began)[:1]][:MAX_SAMPLES]
         return Response(SampleSerializer(found[::-1], many=True).data)
 
+    @extend_schema(filters=False, responses={200: RatesSerializer, 503: None})
+    @takes(RateQuerySerializer)
+    @action(detail=True, pagination_class=None)
+    def rates(self, request: Request, uuid: str) -> Response:
+        """List how many messages a second were published, acknowledged and redelivered.
+
+        RabbitMQ counts them, and keeps the counts for an hour unless its configuration says otherwise. Messages that
+        need no acknowledgement count as acknowledged.
+        """
+        query = RateQuerySerializer(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        span = charts.SPANS[query.validated_data["span"]]
+        found = rates.fetch(self.get_object(), span)
+        return Response(RatesSerializer({"step": span.rate_step, **found._asdict()}).data)
+
     @extend_schema(filters=False, responses=EventSerializer(many=True))
     @action(detail=True)
     def events(self, request: Request, uuid: str) -> Response:
@@ -310,6 +328,13 @@ class Exchanges(StrictParameters, GenericViewSet[Any]):
         if name is not None:
             found = [exchange for exchange in found if exchange.name == name]
         return page_of(self, ExchangeSerializer, found)
+
+    @extend_schema(responses={200: TrafficSerializer, 404: None, 503: None})
+    @takes(OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded."))
+    def traffic(self, request: Request) -> Response:
+        """Show who publishes to an exchange, as far as RabbitMQ counts it."""
+        exchange = exchanges.own_exchange(request.user, name_in(request, "exchange"))
+        return Response(TrafficSerializer(exchanges.traffic(exchange)).data)
 
     @extend_schema(
         parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],

@@ -13,7 +13,7 @@ from accounts.api.fields import HexURLField, HexUUIDField, OwnerEmailField, Thre
 from accounts.models import MAX_THRESHOLD, PulseUser
 from core.endpoints import ConfirmField
 from core.links import absolute_url
-from queues.actions.exchanges import OwnExchange
+from queues.actions.exchanges import OwnExchange, Published
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 from queues.actions.selected import MAX_SELECTED
 from queues.models import Queue, QueueEvent, QueueSample
@@ -22,7 +22,7 @@ from queues.rules.charts import SPANS
 from queues.rules.conditions import conditions
 from queues.rules.freshness import Freshness
 from queues.rules.states import Condition, Level
-from rabbit.entities import Binding
+from rabbit.entities import Binding, PublishedBy
 
 QUEUE = {
     "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
@@ -248,9 +248,36 @@ class SampleQuerySerializer(serializers.Serializer[Any]):
     """The query parameters of samples."""
 
     span = serializers.ChoiceField(
-        choices=list(SPANS), required=False, help_text="The last hour (default), day or week."
+        choices=list(SPANS), required=False, help_text="The last hour (default), 8 hours, day or week."
     )
     since = serializers.DateTimeField(required=False, help_text="Instead of a span.")
+
+
+class RateQuerySerializer(serializers.Serializer[Any]):
+    """The query parameters of rates."""
+
+    span = serializers.ChoiceField(
+        choices=[span.name for span in SPANS.values() if span.rate_step],
+        default="hour",
+        help_text="The last hour, 8 hours or day.",
+    )
+
+
+class RateSampleSerializer(serializers.Serializer[Any]):
+    """Messages a second, on average since the sample before."""
+
+    at = serializers.DateTimeField()
+    published = serializers.FloatField()
+    acknowledged = serializers.FloatField()
+    redelivered = serializers.FloatField()
+
+
+class RatesSerializer(serializers.Serializer[Any]):
+    """The rates of a queue."""
+
+    step = serializers.IntegerField(help_text="The time between two samples, in seconds.")
+    samples = RateSampleSerializer(many=True, help_text="Oldest first.")
+    why_none = serializers.CharField(help_text="Why there are no samples; empty: there are.")
 
 
 @extend_schema_serializer(
@@ -306,3 +333,25 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
     def get_url(self, exchange: OwnExchange) -> str:
         """Return the address with the name as a query parameter, as some proxies alter slashes in a path."""
         return absolute_url(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
+
+
+class PublishedBySerializer(serializers.Serializer[PublishedBy]):
+    """What a RabbitMQ user publishes."""
+
+    user = serializers.CharField()
+    published = serializers.FloatField(help_text="Messages a second.")
+    unroutable = serializers.IntegerField(help_text="Messages of its open channels that no queue got.")
+
+
+class TrafficSerializer(serializers.Serializer[Published]):
+    """What is published to an exchange. Null: RabbitMQ does not count it."""
+
+    published = serializers.FloatField(allow_null=True, help_text="Messages a second.")
+    routed = serializers.FloatField(
+        allow_null=True, help_text="Copies a second to queues and exchanges, one for each that it is bound to."
+    )
+    publishers = PublishedBySerializer(many=True, allow_null=True)
+    is_of_user = serializers.BooleanField(
+        help_text="Whether the publishers' figures are of all their exchanges. RabbitMQ counts by exchange only with "
+        "rates_mode detailed."
+    )

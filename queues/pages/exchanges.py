@@ -54,6 +54,23 @@ def exchanges_page(request: Request) -> HttpResponse:
 
 
 @signed_in
+@require_safe
+def exchange_page(request: Request) -> HttpResponse:
+    """Show one exchange: what it is bound to, and who publishes."""
+    name = request.GET.get("name", "")
+    context: dict[str, Any] = {"name": readable(name)}
+    try:
+        exchange = exchanges.own_exchange(request.user, name)
+        context |= {"shown": _exchange_shown(exchange), "traffic": exchanges.traffic(exchange)}
+    except Refusal as error:
+        raise Http404(str(error)) from error
+    except BrokerError as error:
+        context["trouble"], status = describe_failure(error, "The exchange could not be shown", destructive=False)
+        return render(request, "exchanges/exchange.html", context, status=status)
+    return render(request, "exchanges/exchange.html", context)
+
+
+@signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def exchange_delete(request: Request) -> HttpResponse:
     name = request.GET.get("name", "")

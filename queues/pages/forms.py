@@ -5,7 +5,9 @@ from typing import Any
 from django import forms
 
 from accounts.models import MAX_THRESHOLD
+from accounts.pages.forms import Form
 from queues.actions.limit_requests import MAX_REASON_LENGTH
+from rabbit.names import MAX_NAME_BYTES
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
@@ -65,4 +67,18 @@ class DeclineForm(forms.Form):
         label="Reason",
         help_text="The owner who asked gets it by mail.",
         widget=forms.Textarea(attrs={"rows": 3}),
+    )
+
+
+class WatchForm(Form):
+    id_prefix = "watch"
+
+    exchange = forms.CharField(max_length=MAX_NAME_BYTES, strip=False)
+    routing_key = forms.CharField(
+        required=False,
+        initial="#",
+        strip=False,
+        max_length=MAX_NAME_BYTES,
+        help_text="Of a topic exchange a pattern: * is a word, # any number of words. Of a direct exchange the exact "
+        "key. Others ignore it: you get all messages.",
     )

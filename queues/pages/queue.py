@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -16,7 +17,7 @@ from django_htmx.http import HttpResponseClientRefresh
 
 from accounts.models import Owner
 from core.formatting import rate_in_words
-from queues.actions import limit_requests, single
+from queues.actions import limit_requests, rates, single
 from queues.actions.endings import bindings_at_deletion, ending
 from queues.guard import feeding
 from queues.models import Archive, Move, Queue, QueueEvent, QueueSample, Watch
@@ -32,6 +33,7 @@ from rabbit.names import readable
 from rabbit.snapshot import CLASSIC
 
 EVENTS_SHOWN = 50
+MARKS_SHOWN = 20
 BINDINGS_SHOWN = 50
 ARCHIVES_SHOWN = 5
 SCALES = ("fit", "limit")
@@ -93,6 +95,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "kept": kept,
             "can_move": there and may_move(queue, request.user),
             "move": queue.moves.filter(state=Move.State.RUNNING).first(),
+            "can_watch": there and queue.vhost == settings.GUARDIAN_PULSE_VHOST,
             "can_peek": there and queue.type == CLASSIC and not queue.exclusive,
             "events": [(event, *describe_event(event)) for event in events],
         },
@@ -140,7 +143,7 @@ def _span(request: HttpRequest) -> charts.Span:
 
 
 def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
-    """Return the context that changes with each pass. It is read from the database only.
+    """Return the context that changes with each pass. Only the rates are from the broker.
 
     ``is_limited``: the broker itself keeps the queue within its deletion limit.
     """
@@ -156,6 +159,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
     began = timezone.localtime(now - span.duration)
     (found,) = rows_of([queue], freshness.now)
     row = replace(found, is_limited=is_limited)
+    queue_rates = rates.cached(queue, span) if there else rates.NOT_KEPT
     scale = request.GET.get("scale", "")
     to_limit = scale == "limit" if scale in SCALES else row.state.needs_attention
     limits = row.thresholds
@@ -173,7 +177,9 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "chart": drawn,
         "chart_began": began,
         "times": charts.time_ticks(span, began, now),
-        "event_marks": _event_marks(queue, began, now),
+        "marks": charts.marks(_marked_events(queue, began, now), began, now),
+        "rates": queue_rates,
+        "rate_chart": charts.rate_chart(queue_rates.samples, began, now),
         "scale": scale if scale in SCALES else "",
         "to_limit": to_limit,
         "span": span,
@@ -183,13 +189,16 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
     }
 
 
-def _event_marks(queue: Queue, began: datetime, ended: datetime) -> list[charts.Tick]:
-    """Return the places of the queue's latest events in this window, in percent, with what happened."""
+def _marked_events(queue: Queue, began: datetime, ended: datetime) -> list[tuple[datetime, str]]:
+    """Return the queue's latest events in this window, and when its last consumer went, oldest first."""
     events = queue.events.filter(at__gt=began, at__lte=ended).exclude(kind__in=FREQUENT).select_related("by")
-    return [
-        charts.Tick(round((event.at - began) / (ended - began) * 100, 2), describe_event(event)[0])
-        for event in events[:EVENTS_SHOWN]
-    ]
+    found = []
+    for event in events[:MARKS_SHOWN]:
+        what, more, who = describe_event(event)
+        found.append((event.at, f"{what}{f' ({more})' if more else ''}{f' by {who}' if who else ''}"))
+    if queue.unattended_since is not None and began < queue.unattended_since <= ended:
+        found.append((queue.unattended_since, "first seen without a consumer"))
+    return sorted(found)
 
 
 def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Sample]:

@@ -6,10 +6,11 @@ Pure: the results are SVG coordinates in a square of 1000 by 1000, or percentage
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from queues.rules.thresholds import Thresholds
+from rabbit.entities import RateSample
 
 SHEET_SIZE = 1000
 MAX_POINTS = 300
@@ -21,24 +22,32 @@ MAX_TICKS = 5
 EDGE = 5
 """Labels of times closer than this to an edge of the chart, in percent, would overlap its corner."""
 
+MIN_MARK_DISTANCE = 3
+"""Marks of events closer than this, in percent, would overlap."""
+
 Sample = tuple[datetime, int]
 
 
 class Span(NamedTuple):
-    """The time that a chart covers, the distance of its labels, and their format."""
+    """The time that a chart covers, the distance of its labels, and their format.
+
+    ``rate_step`` is the distance of RabbitMQ's samples, in seconds. It keeps none for as long as a span without one.
+    """
 
     name: str
     duration: timedelta
     words: str
     step: timedelta
     label: str
+    rate_step: int = 0
 
 
 SPANS = {
     span.name: span
     for span in (
-        Span("hour", timedelta(hours=1), "the last hour", timedelta(minutes=15), "%H:%M"),
-        Span("day", timedelta(days=1), "the last day", timedelta(hours=6), "%H:%M"),
+        Span("hour", timedelta(hours=1), "the last hour", timedelta(minutes=15), "%H:%M", 60),
+        Span("8-hours", timedelta(hours=8), "the last 8 hours", timedelta(hours=2), "%H:%M", 600),
+        Span("day", timedelta(days=1), "the last day", timedelta(hours=6), "%H:%M", 1800),
         Span("week", timedelta(days=7), "the last week", timedelta(days=1), "%a"),
     )
 }
@@ -73,6 +82,35 @@ class Chart(NamedTuple):
     last: int
     ticks: list[Tick]
     points: list[list[float]]
+
+
+class RateLine(NamedTuple):
+    """One of the rates over time: its name, an SVG path, and its last value in messages a second."""
+
+    name: str
+    line: str
+    last: float
+
+
+class RateChart(NamedTuple):
+    """The rates over time, on one scale up to ``top`` messages a second.
+
+    ``points`` are [seconds since the start of the window, each line's rate], as in JSON. ``is_part``: no rate is known
+    before ``since``, in the window.
+    """
+
+    lines: list[RateLine]
+    top: float
+    since: datetime
+    is_part: bool
+    points: list[list[float]]
+
+
+class Mark(NamedTuple):
+    """A mark at ``at`` percent of the width, for events that are too close to have a mark each."""
+
+    at: float
+    events: list[tuple[datetime, str]]
 
 
 def bar(length: int, thresholds: Thresholds) -> Bar:
@@ -131,6 +169,42 @@ def sparkline(samples: Sequence[Sample], began: datetime, ended: datetime) -> st
     return _line(thinned(steps, began, ended, SPARKLINE_POINTS), began, ended, top)
 
 
+def rate_chart(samples: Sequence[RateSample], began: datetime, ended: datetime) -> RateChart | None:
+    """Return the rates of this window, or None if none is known in it. A sample's rate is that before its time."""
+    steps = [
+        (max(before.at, began), after) for before, after in pairwise(samples) if began < after.at and before.at < ended
+    ]
+    if not steps:
+        return None
+    top = max(0.1, *(max(sample[1:]) for _, sample in steps))
+    return RateChart(
+        [
+            RateLine(
+                name,
+                _line([(at, getattr(one, name)) for at, one in steps], began, ended, top),
+                getattr(steps[-1][1], name),
+            )
+            for name in RateSample._fields[1:]
+        ],
+        top,
+        steps[0][0],
+        steps[0][0] - began > (ended - began) / 10,
+        [[round((at - began).total_seconds(), 1), *(round(rate, 1) for rate in one[1:])] for at, one in steps],
+    )
+
+
+def marks(events: Sequence[tuple[datetime, str]], began: datetime, ended: datetime) -> list[Mark]:
+    """Return the marks of these events, oldest first, in this window."""
+    found: list[Mark] = []
+    for at, what in events:
+        place = round((at - began) / (ended - began) * 100, 2)
+        if found and place - found[-1].at < MIN_MARK_DISTANCE:
+            found[-1].events.append((at, what))
+        else:
+            found.append(Mark(place, [(at, what)]))
+    return found
+
+
 def tick_step(highest: int) -> int:
     """Return the distance between gridlines: 1, 2 or 5 times a power of ten, for at most ``MAX_TICKS`` steps."""
     at_least = max(1, highest / MAX_TICKS)
@@ -153,13 +227,13 @@ def time_ticks(span: Span, began: datetime, ended: datetime) -> list[Tick]:
     return found
 
 
-def _line(steps: Sequence[Sample], began: datetime, ended: datetime, top: int) -> str:
+def _line(steps: Sequence[tuple[datetime, float]], began: datetime, ended: datetime, top: float) -> str:
     seconds = (ended - began).total_seconds()
 
     def x(at: datetime) -> float:
         return (at - began).total_seconds() / seconds * SHEET_SIZE
 
-    def y(length: int) -> str:
+    def y(length: float) -> str:
         return _number((1 - length / top) * SHEET_SIZE)
 
     (at, length), *others = steps

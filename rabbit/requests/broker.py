@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from rabbit.entities import Node, User, Vhost
+from rabbit.entities import Node, Statistics, User, Vhost
 from rabbit.errors import NotOnBroker, Refused
 from rabbit.failover import CLUSTER_ID
 from rabbit.requests.parsing import as_number, parse_object, parse_rows, parse_tags
@@ -24,6 +24,16 @@ class BrokerRequests(Requests):
     def overview(self) -> JSONObject:
         """Return the broker's overview: versions, totals, listeners."""
         return parse_object(self._get("overview"), rabbitmq_version=str)
+
+    def statistics(self) -> Statistics:
+        """Return which statistics the broker keeps."""
+        answer = self._get("overview", params={"columns": "rates_mode,disable_stats,sample_retention_policies"})
+        row = parse_object(answer)
+        policies = row.get("sample_retention_policies")
+        kept = policies.get("basic") if isinstance(policies, dict) else None
+        ages = [seconds for seconds in map(as_number, kept if isinstance(kept, list) else []) if seconds]
+        is_off = row.get("disable_stats") is True or row.get("rates_mode") == "none"
+        return Statistics(not is_off, max(ages, default=0))
 
     def whoami(self) -> User:
         """Return the user that this client is logged in as."""

@@ -88,6 +88,13 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def rate_in(stats: Any, counter: str) -> float | None:
+    """Return the rate of a counter in ``message_stats``, a second; None: it is not counted."""
+    details = stats.get(f"{counter}_details") if isinstance(stats, dict) else None
+    value = details.get("rate") if isinstance(details, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
 def as_time(milliseconds: Any) -> datetime | None:
     """Return a time from milliseconds since 1970, or None."""
     known = as_number(milliseconds)

@@ -1,10 +1,13 @@
 """Requests about queues, their consumers and policies."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from rabbit.arguments import Difference, differences_from_row, inequivalent_reason
-from rabbit.entities import QueueConsumer, QueueRates
+from rabbit.entities import QueueConsumer, QueueRates, RateSample
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.policies import BrokerPolicy
 from rabbit.requests.parsing import (
@@ -12,6 +15,7 @@ from rabbit.requests.parsing import (
     as_text,
     parse_object,
     parse_rows,
+    rate_in,
     require_one_line,
     require_vhost,
     validated,
@@ -65,6 +69,18 @@ class QueueRequests(Requests):
         row = parse_object(answer, name=str, vhost=str)
         require_vhost(answer, row, vhost)
         return row
+
+    def queue_rates(self, vhost: str, name: str, seconds: int, step: int) -> list[RateSample]:
+        """Return the rates of a queue in the last ``seconds``, one sample each ``step`` seconds, oldest first.
+
+        Without a counted message the list is empty. RabbitMQ repeats its oldest counts for times of which it keeps no
+        samples, so don't ask for more than ``Statistics.queue_seconds``.
+
+        Raises:
+            NotOnBroker: the queue does not exist, or its node is down.
+        """
+        params = {"msg_rates_age": str(seconds), "msg_rates_incr": str(step), "columns": "name,message_stats"}
+        return _rate_samples(parse_object(self._get("queues", vhost, name, params=params)))
 
     def unacknowledged_of_channels(self, vhost: str) -> dict[str, int]:
         """Return the number of unacknowledged messages of each channel in a vhost, by the channel's name."""
@@ -184,9 +200,47 @@ def rates_in(queue: JSONObject) -> QueueRates | None:
     if not isinstance(stats, dict):
         return None
 
-    def rate(name: str) -> float:
-        details = stats.get(f"{name}_details")
-        value = details.get("rate") if isinstance(details, dict) else None
-        return float(value) if isinstance(value, int | float) else 0.0
+    return QueueRates(*(rate_in(stats, counter) or 0.0 for counter in ("publish", "deliver_get", "ack")))
 
-    return QueueRates(rate("publish"), rate("deliver_get"), rate("ack"))
+
+def published_in(queue: JSONObject) -> int | None:
+    """Return how many messages were published to a queue, by the answer of ``Management.queue``, or None if unknown."""
+    stats = queue.get("message_stats")
+    return as_number(stats.get("publish")) if isinstance(stats, dict) else None
+
+
+RATED = {
+    "published": ("publish",),
+    "acknowledged": ("ack", "deliver_no_ack", "get_no_ack"),
+    "redelivered": ("redeliver",),
+}
+"""The broker's counters of each rate of a ``RateSample``."""
+
+
+def _rate_samples(queue: JSONObject) -> list[RateSample]:
+    counts = {rate: _counts(queue.get("message_stats"), counters) for rate, counters in RATED.items()}
+    moments = sorted({moment for one in counts.values() for moment in one})
+    return [
+        RateSample(
+            datetime.fromtimestamp(moment / 1000, UTC),
+            **{
+                # A counter starts again at 0 when the queue's node does.
+                rate: max(0, one.get(moment, 0) - one.get(before, 0)) * 1000 / (moment - before)
+                for rate, one in counts.items()
+            },
+        )
+        for before, moment in pairwise(moments)
+    ]
+
+
+def _counts(stats: Any, counters: Iterable[str]) -> Counter[int]:
+    """Return the sum of these counters at each moment, in milliseconds since 1970."""
+    found: Counter[int] = Counter()
+    for counter in counters:
+        details = stats.get(f"{counter}_details") if isinstance(stats, dict) else None
+        for sample in (details.get("samples") if isinstance(details, dict) else None) or []:
+            if (at := as_number(sample["timestamp"])) is not None and (
+                count := as_number(sample["sample"])
+            ) is not None:
+                found[at] += count
+    return found

@@ -12,7 +12,7 @@ from notifications.models import Channel
 from queues.actions import single
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.support.api import Program
-from tests.support.toolbox import call_before, stored_queue
+from tests.support.toolbox import call_before, stored_queue, wait_until
 
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
@@ -182,6 +182,16 @@ def test_samples_cover_the_time_span_and_the_one_before_it(alice, pulse_user):
     assert lengths(span="week") == [11_520, 1800, 90, 30, 1]
     assert lengths(since=(now - timedelta(minutes=2)).isoformat()) == [30, 1]
     assert lengths(since="2000-01-01") == lengths(since="2000-01-01T00:00:00Z") == lengths(span="week")
+
+
+def test_rates_are_of_the_chosen_span(guarded, alice, pulse_user, amqp, vhost, management):
+    queue = row("queue/alice/q", pulse_user, vhost=vhost)
+    amqp.queue(queue.name, 1)
+    wait_until(lambda: management.queue_rates(vhost, queue.name, 3600, 600))
+    answer = Program(alice).get(f"queues/{queue.uuid}/rates/", span="8-hours").json()
+    assert (answer["step"], len(answer["samples"]), answer["why_none"]) == (600, 6, "")
+    assert set(answer["samples"][0]) == {"at", "published", "acknowledged", "redelivered"}
+    assert Program(alice).get(f"queues/{queue.uuid}/rates/", span="week").status_code == 400
 
 
 def test_at_most_5000_samples_are_returned(alice, pulse_user):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from queues.rules import charts
 from queues.rules.thresholds import Thresholds
+from rabbit.entities import RateSample
 
 BEGAN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ENDED = BEGAN + timedelta(hours=1)
@@ -102,6 +103,27 @@ def test_times_stay_round_over_a_change_of_daylight_saving():
 def test_a_sparkline_fills_its_height_and_is_empty_without_samples():
     assert charts.sparkline(samples((0, 0), (30, 4)), BEGAN, ENDED) == "M0 1000H500V0H1000"
     assert charts.sparkline([], BEGAN, ENDED) == ""
+
+
+def test_rates_share_a_scale_and_hold_since_the_sample_before():
+    rates = [
+        RateSample(BEGAN + timedelta(minutes=minute), *figures)
+        for minute, *figures in ((-15, 9, 9, 9), (15, 8, 4, 0), (30, 2, 4, 1))
+    ]
+    drawn = charts.rate_chart(rates, BEGAN, ENDED)
+    assert {one.name: (one.line, one.last) for one in drawn.lines} == {
+        "published": ("M0 0H250V750H1000", 2),
+        "acknowledged": ("M0 500H250V500H1000", 4),
+        "redelivered": ("M0 1000H250V875H1000", 1),
+    }
+    assert (drawn.top, drawn.points, drawn.is_part) == (8, [[0, 8, 4, 0], [900, 2, 4, 1]], False)
+    assert charts.rate_chart(rates[1:], BEGAN, ENDED).is_part
+    assert charts.rate_chart(rates[:1], BEGAN, ENDED) is None
+
+
+def test_events_close_to_each_other_share_a_mark():
+    events = [(BEGAN + timedelta(minutes=minute), str(minute)) for minute in (6, 7, 30)]
+    assert charts.marks(events, BEGAN, ENDED) == [charts.Mark(10, events[:2]), charts.Mark(50, events[2:])]
 
 
 many = st.lists(

@@ -5,8 +5,9 @@ from core.refusals import Refusal
 from queues.actions import exchanges
 from queues.actions.single import Gone
 from rabbit.names import readable
+from tests.support.api import Program
 from tests.support.counting import counted_requests
-from tests.support.toolbox import amqp_answers_lost
+from tests.support.toolbox import amqp_answers_lost, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
@@ -54,7 +55,29 @@ def test_the_page_lists_exchanges_and_bindings(exchange_name, as_alice):
     assert "queue/bob/builds" in page
     assert "test.&lt;b&gt;\\u202e" in page
     assert 'href="/exchanges/delete/?name=exchange%2Falice%2Fevents"' in page
-    assert '<span class="name">exchange/bob/events</span>' not in page
+    assert ">exchange/bob/events</a>" not in page
+
+
+def test_the_page_of_an_exchange_shows_bindings_publishers_and_unroutable_messages(exchange_name, as_alice, amqp):
+    for _ in range(3):
+        amqp.channel.basic_publish(exchange_name, "nowhere", b"1")
+    amqp.channel.basic_publish(exchange_name, "build.done", b"1")
+
+    def page():
+        return as_alice.get("/exchanges/exchange/", {"name": exchange_name}).text
+
+    wait_until(lambda: "Of all Pulse users, only alice may publish here." in page())
+    for what in ("queue/bob/builds", "test.&lt;b&gt;\\u202e", "No open channel of alice has published."):
+        assert what in page()
+    assert as_alice.get("/exchanges/exchange/", {"name": "exchange/bob/events"}).status_code == 404
+
+
+def test_the_api_shows_the_traffic_of_an_exchange(exchange_name, amqp, alice, management, vhost):
+    amqp.channel.basic_publish(exchange_name, "build.done", b"1")
+    wait_until(lambda: management.exchange_traffic(vhost, exchange_name).published is not None)
+    answer = Program(alice).get("exchanges/traffic/", name=exchange_name).json()
+    assert (answer["publishers"], answer["is_of_user"]) == ([], True)
+    assert Program(alice).get("exchanges/traffic/", name="amq.topic").status_code == 404
 
 
 @pytest.mark.parametrize(("bound", "collapsed", "more"), [(5, False, 0), (6, True, 0), (53, True, 3)])
@@ -80,7 +103,7 @@ def test_the_list_has_pages_of_fifty(amqp, as_alice):
     assert (first.count("Delete…"), second.count("Delete…")) == (50, 1)
     assert "1 to 50 of 51; page 1 of 2<" in first
     assert '<a rel="next" href="/exchanges/?page=2">' in first
-    assert '<span class="name">exchange/alice/50</span>' in second
+    assert ">exchange/alice/50</a>" in second
     assert '<a rel="prev" href="/exchanges/?page=1">' in second
 
 

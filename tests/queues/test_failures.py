@@ -15,10 +15,11 @@ from core.models import Lease
 from notifications import mails
 from notifications.models import Notification
 from queues import tasks
-from queues.actions import single
+from queues.actions import rates, single
 from queues.archives import reading, replay
 from queues.guard import monitor, once
 from queues.models import Archive, Pass, Queue, Watch
+from queues.rules import charts
 from rabbit import confirmed
 from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
@@ -35,6 +36,7 @@ from tests.support.toolbox import (
     memory_alarm,
     queue_events,
     queue_names,
+    queue_row,
     sent,
     wait_until,
     wait_until_equal,
@@ -432,6 +434,13 @@ def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_no
     assert report.errors == []
     assert sent("ops@example.org").count("unresponsive") == sent("ops@example.org").count("responsive") == 1
     assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
+
+
+def test_a_broker_without_statistics_has_no_rates(guarded_node):
+    guarded_node.eval("application:set_env(rabbitmq_management, rates_mode, none)")
+    found = rates.fetch(queue_row("q"), charts.SPANS["hour"])
+    guarded_node.eval("application:set_env(rabbitmq_management, rates_mode, basic)")
+    assert "statistics are off in RabbitMQ" in found.why_none
 
 
 def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):

@@ -9,13 +9,14 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.actions import single
+from queues.actions import rates, single
 from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pages.queue import describe_event
 from queues.rules.thresholds import FETCH_PAUSE
 from rabbit.names import readable
 from tests.support.api import Program
+from tests.support.counting import counted_requests
 from tests.support.toolbox import AWAY, AWAY_AMQP, queue_lengths, queue_names, stored_queue, wait_until
 
 pytestmark = pytest.mark.usefixtures("pulse_user")
@@ -222,6 +223,27 @@ def test_the_chart_shows_an_unchanged_length_without_samples(alices_queue, clien
 def test_the_chart_of_an_unknown_length_says_so(alices_queue, client):
     Queue.objects.update(ready=None)
     assert "No length was recorded in the last hour." in page_of(alices_queue, client)
+
+
+def test_the_chart_marks_events_in_words(alices_queue, client, operator):
+    now = timezone.now()
+    Queue.objects.update(unattended_since=now - timedelta(minutes=30))
+    QueueEvent.objects.create(
+        queue=alices_queue, vhost="/", queue_name="q", kind="purged", at=now - timedelta(minutes=20), by=operator
+    )
+    _, _, marks = page_of(alices_queue, client).partition('<ol class="marks">')
+    words = re.findall("</time> ([^<]*)</li>", marks.partition("</ol>")[0])
+    assert words == ["first seen without a consumer", "purged by ops@example.org", "reached its warning threshold"]
+
+
+def test_the_page_shows_rates_with_two_more_requests(listed_queue, client, amqp, monkeypatch):
+    monkeypatch.setattr(rates, "CACHE_SECONDS", 0)
+    wait_until(lambda: "redelivered 0/s" in page_of(listed_queue, client))  # RabbitMQ counts every 5 s
+    with counted_requests() as sent:
+        page_of(listed_queue, client, span="week")
+    with counted_requests() as sent_with_rates:
+        page_of(listed_queue, client)
+    assert len(sent_with_rates) == len(sent) + 2
 
 
 def test_a_refresh_sends_the_chart_without_querying_the_broker(listed_queue, client, settings):

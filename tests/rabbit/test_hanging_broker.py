@@ -20,6 +20,7 @@ PAGES = {
     "/queues/{uuid}/": 200,
     "/queues/{uuid}/delete/": 200,
     "/exchanges/": 503,
+    "/exchanges/exchange/?name=exchange/alice/a": 503,
     "/exchanges/delete/?name=exchange/alice/a": 503,
     "/pulse-users/alice/": 200,
     "/pulse-users/alice/delete/": 503,

@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 
 from core import broker
 from rabbit import http
-from rabbit.entities import Connection, Exchange, User, Vhost
+from rabbit.entities import Connection, Exchange, RateSample, User, Vhost
 from rabbit.errors import BrokerError, BrokerUnavailable, InequivalentArguments, MalformedResponse, NotOnBroker, Refused
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS
@@ -678,3 +678,35 @@ def test_the_password_is_in_no_error_and_no_log(proxy, caplog, monkeypatch):
     assert all("GET /api/overview" in text for text in texts[2:])
     assert caplog.text
     assert not any("sesame" in text for text in [*texts, caplog.text])
+
+
+def test_rates_count_what_was_published_acknowledged_and_redelivered(management, vhost, amqp):
+    amqp.queue("rated", 10)
+    delivery = amqp.channel.basic_get("rated")[0]
+    amqp.channel.basic_nack(delivery.delivery_tag)
+    for _ in range(5):
+        amqp.channel.basic_ack(amqp.channel.basic_get("rated")[0].delivery_tag)
+    amqp.channel.basic_get("rated", auto_ack=True)
+
+    def counted():
+        samples = management.queue_rates(vhost, "rated", 60, 5)
+        return [round(5 * sum(getattr(one, rate) for one in samples)) for rate in RateSample._fields[1:]]
+
+    wait_until(lambda: counted() == [10, 6, 1])
+
+
+def test_rates_of_a_queue_without_messages_are_empty(management, vhost, amqp):
+    amqp.queue("idle")
+    assert management.queue_rates(vhost, "idle", 60, 5) == []
+    assert management.statistics().queue_seconds >= 3600
+
+
+def test_publishers_are_added_up_by_user_with_their_unroutable_messages(management, vhost, amqp, broker):
+    amqp.channel.exchange_declare("events", "topic")
+    other = amqp.connection.channel()
+    for channel in (amqp.channel, other):
+        for _ in range(2):
+            channel.basic_publish("events", "nowhere", b"1")
+    user = urlsplit(broker.amqp_url).username
+    wait_until(lambda: [(one.user, one.unroutable) for one in management.publishers(vhost)] == [(user, 4)])
+    assert management.exchange_traffic(vhost, "events").publishers == []  # rates_mode is basic

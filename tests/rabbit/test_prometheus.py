@@ -154,6 +154,7 @@ def test_a_queue_over_its_limit_by_prometheus_is_listed_and_deleted(wait_for_fig
 
 def test_new_and_missing_names_are_looked_up(wait_for_figures, guarded, management, amqp):
     amqp.queue("new", durable=True)
+    amqp.queue(f"guardian.watch.{'0' * 32}")  # of a watch, so left out
     management.delete_queue(guarded, "short")
     wait_for_figures(new=0, short=None)
     for passes in (1, 2):

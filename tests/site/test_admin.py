@@ -91,6 +91,7 @@ NOT_SHOWN = {
     "accounts.SignInLink": "it signs somebody in",
     "queues.QueueSample": "a queue's page has them as a chart",
     "queues.ArchiveChunk": "the messages of archives",
+    "queues.MessageWatch": "it lasts five minutes, and is its owner's alone",
     **dict.fromkeys(
         (
             f"message_store.{model}"

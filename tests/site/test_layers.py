@@ -15,7 +15,7 @@ BESIDE = {"message_store": {"rabbit", "core", "accounts"}}
 """Packages beside the layers, and the layers they may use. `status` and `guardian_site` may use them."""
 
 INSIDE = {
-    "queues": ["access", "models", "rules", "archives mails", "guard", "actions", "moves", "pages api admin"],
+    "queues": ["access", "models", "rules", "archives mails", "guard", "actions watching", "moves", "pages api admin"],
     "accounts": [
         "mailboxes allauth_private",
         "models",

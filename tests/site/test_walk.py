@@ -18,7 +18,8 @@ from message_store.queues import MessageInput
 from message_store.store import store
 from notifications import sending
 from queues.guard.once import run_once
-from queues.models import Archive, Queue
+from queues.models import Archive, MessageWatch, Queue
+from queues.watching import starting
 from rabbit.fetching import Fetched
 from rabbit.management import Management
 from tests.agents.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, store_queue_row
@@ -168,6 +169,8 @@ def populated(guarded, amqp: Amqp, broker, management, username):
     amqp.queue(f'queue/{pulse_user}/<b>"odd"&\u202e', messages=1)
     amqp.channel.exchange_declare(f"exchange/{pulse_user}/events", "topic", durable=True)
     amqp.channel.queue_bind(f"queue/{pulse_user}/builds", f"exchange/{pulse_user}/events", "linux.#")
+    starting.start_at_exchange(operator, f"exchange/{pulse_user}/events", "#")
+    amqp.channel.basic_publish(f"exchange/{pulse_user}/events", ODD, b'{"a": 1}')
     run_once()
     archived = Fetched(b'{"a": 1}', {"content_type": ODD}, {ODD: {"n": 1}}, "", ODD, False)
     archive = store_archive(archived, archived, name=f"queue/{pulse_user}/{ODD}", vhost=guarded)
@@ -225,6 +228,9 @@ def addresses_of_pages() -> dict[str, str]:
         "invitation": f"/invitations/{Invitation.objects.get().uuid}/",
         "invitation, not open": f"/invitations/{alice.uuid}/",
         "exchanges": "/exchanges/",
+        "exchange": f"/exchanges/exchange/?name=exchange/{username}/events",
+        "exchange, watch": f"/exchanges/watch/?name=exchange/{username}/events",
+        "watch": f"/exchanges/watches/{MessageWatch.objects.get().uuid}/",
         "exchange, delete": f"/exchanges/delete/?name=exchange/{username}/events",
         "agents": "/agents/",
         "agents, none found": "/agents/?search=nothing-like-this",

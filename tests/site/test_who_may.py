@@ -9,6 +9,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import urlencode
@@ -28,10 +29,11 @@ from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
 from queues.archives.chunks import pack
-from queues.models import Archive, Move, Queue, Replay
+from queues.models import Archive, MessageWatch, Move, Queue, Replay
 from rabbit.errors import NotOnBroker
 from rabbit.fetching import Fetched
 from rabbit.management import Management
+from rabbit.names import WATCH_QUEUE
 from tests.support.agents import broker_restored
 from tests.support.archives import encoded
 
@@ -42,6 +44,7 @@ NEW_PULSE_USER = "who-may-new"
 ADOPTABLE_PULSE_USER = "who-may-adopt"
 SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
 QUEUE = UUID("5a3e0f9d2b764c1c8d5e6f7a8b9c0d1e")
+WATCH = UUID("0f4a1f0d6c0f4d0e8a53c3f8b5d1a7e2")
 OFFERING = UUID("1f6a0c1d6c0f4d0e8a53c3f8b5d1a7e2")
 HARMLESS_POSTS = ("signin/oidc/", "signin/oidc/callback/")
 """A POST changes nothing here: it redirects to the sign-in page, or is 404 without OpenID Connect."""
@@ -100,6 +103,8 @@ get                 302 200 200 200 200 200 -       queues/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/
 get                 302 404 302 302 404 302 -       queues/<uuid:uuid>/chart/
 post                302 404 302 302 404 302 -       queues/<uuid:uuid>/dismiss/
+# No exchange is bound to the queue.
+get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/watch/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/delete/
 post                302 404 302 302 404 302 -       queues/<uuid:uuid>/delete/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/purge/
@@ -127,6 +132,12 @@ post                302 404 302 302 404 302 -       archives/<uuid:uuid>/restore
 get                 302 404 200 200 404 200 -       archives/<uuid:uuid>/replays/<uuid:replay_uuid>/
 post                302 404 302 302 404 302 -       archives/<uuid:uuid>/replays/<uuid:replay_uuid>/stop/
 get                 302 200 200 200 200 200 -       exchanges/
+get                 302 404 200 200 404 200 -       exchanges/exchange/
+get                 302 200 200 200 200 200 -       exchanges/watch/
+# Others have no Pulse user that may read it.
+post                302 403 302 302 200 200 -       exchanges/watch/
+get                 302 404 200 404 404 404 -       exchanges/watches/<uuid:uuid>/
+post                302 404 302 404 404 404 -       exchanges/watches/<uuid:uuid>/stop/
 get                 302 404 200 200 404 200 -       exchanges/delete/
 post                302 404 302 302 404 302 -       exchanges/delete/
 get                 302 200 200 200 200 200 -       agents/
@@ -194,6 +205,7 @@ delete              401 404 204 204 404 204 all     api/moves/<str:uuid>/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/live/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/bindings/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/samples/
+get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/rates/
 get                 401 404 200 200 404 200 read    api/queues/<str:uuid>/events/
 get                 401 404 200 200 404 200 all     api/queues/<str:uuid>/messages/
 get                 401 200 200 200 200 200 read    api/archives/
@@ -208,6 +220,10 @@ get                 401 404 200 200 404 200 read    api/archives/<str:uuid>/repl
 delete              401 404 204 204 404 204 all     api/archives/<str:uuid>/replays/<str:replay_uuid>/
 get                 401 200 200 200 200 200 read    api/exchanges/
 delete              401 404 204 204 404 204 all     api/exchanges/
+get                 401 404 200 200 404 200 read    api/exchanges/traffic/
+post                401 403 201 201 400 400 all     api/watches/
+get                 401 404 200 404 404 404 all     api/watches/<str:uuid>/
+delete              401 404 204 404 404 404 all     api/watches/<str:uuid>/
 get                 401 200 200 200 200 200 read    api/channels/
 post                401 403 201 201 201 201 all     api/channels/
 get                 401 404 200 404 404 404 read    api/channels/<str:uuid>/
@@ -372,6 +388,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
     ("queues/<uuid:uuid>/move/", "post"): {"to": "queue", "name": f"queue/{PULSE_USER}/to"},
     ("archives/<uuid:uuid>/restore/", "post"): {"first": 1, "last": 1},
+    ("exchanges/watch/", "post"): {"exchange": f"exchange/{PULSE_USER}/events"},
+    ("api/watches/", "post"): {"exchange": f"exchange/{PULSE_USER}/events"},
     ("exchanges/delete/", "post"): {"typed": f"exchange/{PULSE_USER}/events"},
     ("pulse-users/<pulse_user:username>/delete/", "post"): {"name": PULSE_USER},
     ("pulse-users/<pulse_user:username>/owners/", "post"): {"email": "operator@example.org"},
@@ -480,6 +498,10 @@ class World:
         self.move = Move.objects.create(
             queue=self.queue, to_queue=f"queue/{PULSE_USER}/to", total=1, by=owner, created=timezone.now()
         )
+        self.watch = MessageWatch.objects.create(
+            uuid=WATCH, owner=owner, vhost=vhost, exchange=f"exchange/{PULSE_USER}/events",
+            ends=timezone.now() + timedelta(hours=1), polled_at=timezone.now(),
+        )  # fmt: skip
         self.invitation = Invitation.objects.create(
             pulse_user=self.pulse_user, inviter=owner, invitee=self.people["other"]
         )
@@ -529,7 +551,7 @@ class World:
             ("pulse-users/", self.people["co-owner"]), ("invitations/", self.invitation),
             ("agents/subscriptions/", self.subscription), ("agents/<", self.identity),
             ("agents/consumers/", self.consumer),
-            ("archives/", self.archive), ("moves/<str", self.move),
+            ("archives/", self.archive), ("moves/<str", self.move), ("watches/", self.watch),
             ("agent-services/", self.service), ("agent-processors/", self.processor),
             ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
             ("event-consumers/", self.consumer),
@@ -557,6 +579,7 @@ def restore_broker(management: Management, vhost: str) -> None:
     management.put_user(PULSE_USER, "irrelevant")
     management.declare_queue(vhost, f"queue/{PULSE_USER}/builds")
     management.declare_exchange(vhost, f"exchange/{PULSE_USER}/events")
+    management.declare_queue(vhost, WATCH_QUEUE + WATCH.hex)
     with contextlib.suppress(NotOnBroker):
         management.delete_user(NEW_PULSE_USER)
 
@@ -596,7 +619,7 @@ def test_each_visitor_gets_the_statuses_of_the_table(world, management, by):
             if by != "session" and visitor != "operator" and not reads_tokens(route, method):
                 continue  # a token says nothing here about whose it is
             got = ask(world, world.client(visitor, by), method, route).status_code
-            if method != "get" and got < 400 and re.search("pulse-users/|queues/|exchanges/", route):
+            if method != "get" and got < 400 and re.search("pulse-users/|queues/|exchanges/|watches/", route):
                 restore_broker(management, world.vhost)
             if got != status:
                 wrong.append(f"{method} {route} by {visitor}: {got}, not {status}")

@@ -1,0 +1,1 @@
+"""Watch messages as they arrive, as copies in a temporary queue: ``starting.py`` decides who may, and what."""
