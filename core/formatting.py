@@ -15,9 +15,14 @@ def rate_in_words(per_second: float | None) -> str:
         return ""
     if abs(per_second) < 1 / 3600:
         return "not growing"
-    number, unit = _with_two_digits(abs(per_second))
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {messages_per(abs(per_second))}"
+
+
+def messages_per(per_second: float) -> str:
+    """Return a rate in words: "28 messages a minute", "no messages"."""
+    number, unit = _with_two_digits(per_second)
     every = {"s": "a second", "min": "a minute", "h": "an hour"}[unit]
-    return f"{'growing' if per_second > 0 else 'shrinking'} by {counted(round(number), 'message')} {every}"
+    return f"{counted(round(number), 'message')} {every}" if round(number) else "no messages"
 
 
 def short_rate(per_second: float | None) -> str:

@@ -17,10 +17,10 @@ from django.db.models import F
 from core import broker, bulk
 from notifications import audience
 from queues.guard import feeding
-from queues.models import QueueSample
-from queues.rules import growth
+from queues.models import Queue, QueueSample, Watch
+from queues.rules import diagnosis, growth
 from queues.rules.rows import StoredQueue
-from queues.rules.thresholds import GONE, Thresholds, is_spared
+from queues.rules.thresholds import GONE, Thresholds, has_limit, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
 from rabbit.entities import Binding
@@ -66,12 +66,21 @@ class Feed(NamedTuple):
 
 
 class Facts:
-    """The feeds and recent samples of some queues."""
+    """The feeds and recent samples of some queues, and what is stored for their diagnosis."""
 
-    def __init__(self, feeds: dict[QueueName, Feed], samples: dict[int | None, list[Sample]], now: datetime) -> None:
+    def __init__(
+        self,
+        feeds: dict[QueueName, Feed],
+        samples: dict[int | None, list[Sample]],
+        now: datetime,
+        rows: Mapping[int | None, Queue] | None = None,
+        counted_at: datetime | None = None,
+    ) -> None:
         self._feeds = feeds
         self._samples = samples
         self._now = now
+        self._rows = rows or {}
+        self._counted_at = counted_at
 
     @classmethod
     def gather(
@@ -92,7 +101,10 @@ class Facts:
         names = {(queue.vhost, queue.name): queue.registered for queue in queues}
         registered = {name for name, is_registered in names.items() if is_registered}
         feeds = fetch_feeds(management, amqp_url, list(names), total_queues, registered)
-        return cls(feeds, _samples([queue.id for queue in queues], now), now)
+        ids = [queue.id for queue in queues if queue.id is not None]
+        counted_at = Watch.objects.values_list("consumers_counted_at", flat=True).first()
+        rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(id_,) for id_ in ids])) if ids else ()
+        return cls(feeds, _samples(ids, now), now, {row.pk: row for row in rows}, counted_at)
 
     @classmethod
     def gather_for_recipients(
@@ -126,9 +138,20 @@ class Facts:
             **_agents_facts(queue),
             "folded": merged,
             "consumers": feed.consumers,
+            "diagnosis": self._diagnosis(queue, feed.consumers, thresholds),
             "broker_limit": _limit_facts(queue, feed.limit, thresholds),
             **_binding_facts(feed),
         }
+
+    def _diagnosis(self, queue: StoredQueue, consumers: int | None, thresholds: Thresholds) -> dict[str, Any] | None:
+        """Return the diagnosis from what is stored, and the consumers and the length of now."""
+        row = self._rows.get(queue.id)
+        if row is None or row.state == GONE:
+            return None
+        row.ready, row.unacknowledged, row.state = queue.ready, queue.unacknowledged, queue.state
+        limit = thresholds.max if has_limit(queue) else None
+        found = diagnosis.of_row(row, self._counted_at, self._now, limit=limit, consumers=consumers)
+        return found.as_json() if found else None
 
 
 def fetch_feeds(
@@ -322,13 +345,12 @@ def _binding_facts(feed: Feed) -> dict[str, Any]:
     return {"bindings": bindings[:MAX_BINDINGS_SHOWN], "more_bindings": len(bindings[MAX_BINDINGS_SHOWN:]), **leading}
 
 
-def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[Sample]]:
-    stored = [(id_,) for id_ in ids if id_ is not None]
-    if not stored:
+def _samples(ids: Sequence[int], now: datetime) -> dict[int | None, list[Sample]]:
+    if not ids:
         return {}
     # As growth.since. A queue that returns in this pass is still stored as gone: all its samples are from before.
     rows = QueueSample.objects.filter(
-        bulk.among(QueueSample, ("queue",), stored),
+        bulk.among(QueueSample, ("queue",), [(id_,) for id_ in ids]),
         at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS),
         queue__first_seen__lte=F("at"),
     ).exclude(queue__state=GONE)

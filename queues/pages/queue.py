@@ -17,11 +17,11 @@ from django_htmx.http import HttpResponseClientRefresh
 from accounts.models import Owner
 from queues.actions import limit_requests, single
 from queues.actions.endings import bindings_at_deletion, ending
-from queues.guard import feeding
+from queues.guard import activity, feeding
 from queues.models import Archive, Queue, QueueEvent, QueueSample, Watch
 from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
-from queues.rules import charts, states, thresholds
+from queues.rules import charts, diagnosis, states, thresholds
 from queues.rules.freshness import freshness_of_list
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.entities import Binding
@@ -54,6 +54,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     live = single.live(queue) if there else single.Live()
     if live.consumers is not None:
         queue.consumers = live.consumers  # the stored count may be a minute old
+    if live.activity is not None:
+        activity.store(queue, live.activity)
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
     if not there:
         _mark_as_seen(request, events)
@@ -160,6 +162,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "vhost": row.vhost,
         "thresholds": limits,
         "spared": row.spared,
+        "diagnosis": diagnosis.of_queue_at(queue, freshness.counted_at, timezone.now()),
         "outlook": outlook(row),
         "is_limited": is_limited,
         "chart": drawn,

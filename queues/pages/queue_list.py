@@ -99,6 +99,14 @@ class Row:
         return states.condition(self.queue, self.thresholds, self.seconds_to_max, was_deleted=self.was_deleted)
 
     @property
+    def cause(self) -> str:
+        """Why it grows, in a word, unless that is normal or its state says it."""
+        queue = self.queue
+        is_normal = queue.diagnosis == Queue.Diagnosis.HEALTHY or not queue.length
+        word = "" if is_normal else queue.get_diagnosis_display()
+        return "" if word == self.state.word else word
+
+    @property
     def seconds_to_max(self) -> float | None:
         """The time until the queue is deleted, at its present growth, or None if that is not known or never."""
         if self.growth is None or self.spared or self.is_limited:
@@ -285,7 +293,7 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
 
 
 def outlook(row: Row) -> str:
-    """Return the queue's condition and what happens next, in one or two sentences."""
+    """Return what happens next, in one or two sentences."""
     queue, limits, grows = row.queue, row.thresholds, row.growth
     if queue.state == Queue.State.GONE:
         return "The queue is no longer on the broker. A client that declares it again gets an empty queue."
@@ -331,16 +339,8 @@ def outlook(row: Row) -> str:
         elif grows and grows.per_second < 0:
             when = " It is shrinking at the moment."
         return f"It is over its warning threshold. Guardian deletes it past {limits.max:,} messages.{when}"
-    if states.is_stalled(queue):
-        condition = "Its consumers acknowledge no messages. Check or restart them."
-    elif states.is_unread(queue):
-        condition = (
-            f"It has no consumer, so its messages wait. Start its {'agent' if queue.registered else 'consumer'}."
-        )
-    else:
-        condition = "It is healthy."
     if grows and grows.per_second > 0:
         seconds = (limits.warn - queue.length) / grows.per_second
         if seconds < timedelta(days=1).total_seconds():
-            return f"{condition} At its current rate, its owners are warned in {duration(seconds)}."
-    return f"{condition} Its owners are warned at {limits.warn:,} messages."
+            return f"At its current rate, its owners are warned in {duration(seconds)}."
+    return f"Its owners are warned at {limits.warn:,} messages."
