@@ -148,8 +148,9 @@ class ConsumerState(NamedTuple):
         if looked_at is not None:
             state = self._replace(activity=looked_at.after(stored_activity(self.activity)).as_json())
         found = diagnosis.of_row(state, now, now)
-        code, since = (found.code, found.since) if found else ("", None)
-        return state._replace(diagnosis=code, diagnosis_since=since)
+        if found is None:
+            return state._replace(diagnosis="", diagnosis_since=None)
+        return state._replace(diagnosis=found.code, diagnosis_since=found.since or now)
 
     def with_notices(self, now: datetime, *, unattended_minutes: int, stalled_minutes: int) -> "ConsumerState":
         """Return the state with the times of the notices that are due. With 0 minutes, there are none."""

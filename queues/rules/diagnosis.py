@@ -32,6 +32,9 @@ MIN_MESSAGES, MIN_SHARE = 10, 0.05
 BACKLOG_SECONDS = 60
 """Messages that the consumers acknowledge within this time are no backlog."""
 
+FULL = 0.9
+"""The share of the broker's limit from which a queue is full: it is a little shorter after each delivery."""
+
 MAX_NAMED = 3
 
 ADVICE: Mapping[str, str] = {
@@ -115,8 +118,8 @@ class Situation:
         return known
 
     def found(self, code: Code, text: str, since: datetime | None = None) -> Diagnosis:
-        began = since or (self.since if self.code == code.value else self.now)
-        return Diagnosis(code.value, text, began, self.figures)
+        first_seen = self.activity.at if self.activity else None
+        return Diagnosis(code.value, text, since or (self.since if self.code == code else first_seen), self.figures)
 
 
 NO_PROBLEM = ("", Code.HEALTHY, Code.NO_CONSUMER)
@@ -264,13 +267,15 @@ def _limited_by_broker(known: Situation) -> Diagnosis | None:
     if activity is None or activity.limit is None or recent is None:
         return None
     limit = activity.limit
-    is_full = limit.messages is not None and activity.ready is not None and activity.ready >= limit.messages
-    is_nearly_full = limit.size is not None and activity.size is not None and activity.size >= 0.9 * limit.size
-    lost = recent.published - recent.acknowledged - recent.growth
-    if not (is_full or is_nearly_full) or lost < _significant(recent):
+    limits = [
+        counted(most, noun)
+        for most, value, noun in ((limit.messages, activity.ready, "message"), (limit.size, activity.size, "byte"))
+        if most is not None and value is not None and value >= FULL * most
+    ]
+    # Rejected messages were delivered.
+    lost = recent.published - recent.growth - max(recent.acknowledged, recent.delivered - recent.redelivered)
+    if not limits or lost < _significant(recent):
         return None
-    limits = [counted(limit.messages, "message")] if is_full and limit.messages is not None else []
-    limits += [counted(limit.size, "byte")] if is_nearly_full and limit.size is not None else []
     does = "drops the oldest" if limit.drops_oldest else "rejects new ones"
     return known.found(
         Code.LIMITED_BY_BROKER,

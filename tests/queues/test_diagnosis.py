@@ -11,17 +11,20 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
+from core import broker as broker_clients
+from notifications.mails import compose
+from notifications.models import Notification
 from queues.guard import activity as fetching
 from queues.guard import once
 from queues.guard.consumer_health import count_consumers
-from queues.models import Queue
+from queues.models import Queue, Watch
 from queues.rules import diagnosis
 from queues.rules.activity import Activity, Holder, Seen, stored_activity
 from queues.rules.diagnosis import Situation, diagnose
 from rabbit.entities import QueueFlow
 from rabbit.policies import LengthLimit
 from rabbit.requests import queues as requests
-from tests.support.toolbox import queue_row
+from tests.support.toolbox import queue_row, wait_until
 
 NOW = timezone.now()
 
@@ -123,6 +126,8 @@ SITUATIONS = {
         situation(consumers=None, ready=3),
         situation(ready=None),
         situation(ready=9000, is_over_threshold=True),
+        # full, but the missing messages were rejected by its consumers
+        situation(ready=95, recent=flow(500, delivered=500, growth=0), limit=DROPS),
         # nothing acknowledged, for less than a stall takes
         situation(ready=3, unacknowledged=1, recent=flow(published=10), stalled_since=minutes_ago(4)),
     ],
@@ -249,6 +254,70 @@ def test_old_figures_are_not_stated_as_current(counted, fetched, code):
 
 
 # On the broker
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Collect the paths of the requests to the management API."""
+    made = []
+    monkeypatch.setattr(broker_clients, "listeners", [lambda call: made.append(call.path)])
+    return made
+
+
+@pytest.mark.parametrize("queues", [3, 60])
+def test_a_run_looks_at_fifty_queues(guarded, amqp, pulse_user, calls, queues, django_assert_num_queries):
+    names = [f"queue/alice/{number}" for number in range(queues)]
+    for name in names:
+        amqp.queue(name)
+        amqp.channel.basic_consume(name, lambda *_: None)
+    once.run_once()
+    Watch.objects.get_or_create(id=1)
+    wait_until(lambda: count_consumers() == 0 and Queue.objects.filter(consumers=1).count() == queues)
+    Queue.objects.filter(name=names[0]).update(state="warned", activity=Activity(timezone.now()).as_json())
+    Queue.objects.filter(name=names[1]).update(state="deleting")
+    Queue.objects.filter(name__in=names[2:]).update(activity=None)
+    calls.clear()
+    with django_assert_num_queries(11):
+        count_consumers()
+    per_queue = min(queues - 1, 50)
+    assert calls.count("/api/queues/{vhost}/{name}") == per_queue
+    assert len(calls) == 1 + per_queue + 2
+    # The one over its threshold is among them, although its figures were the newest.
+    assert "last_consumer" in Queue.objects.get(name=names[0]).activity
+
+
+def test_the_last_consumer_is_stored(guarded, amqp, pulse_user):
+    amqp.queue("queue/alice/q", 3)
+    amqp.channel.basic_consume("queue/alice/q", lambda *_: None, consumer_tag="only")
+    once.run_once()
+    wait_until(lambda: count_consumers() == 0 and "last_consumer" in (Queue.objects.get().activity or ()))
+    amqp.channel.basic_cancel("only")
+    wait_until(lambda: count_consumers() == 0 and Queue.objects.get().consumers == 0)
+    found = diagnosis.of_queue_at(Queue.objects.get(), timezone.now(), timezone.now())
+    assert (found.code, "(user guardian)" in found.text) == ("no_consumer", True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages", "expected"),
+    [
+        (
+            "warning",
+            6,
+            "has 6 messages. Its warning threshold is 5. It has had no consumer for 9 minutes. Guardian has",
+        ),
+        ("deletion", 11, "its deletion limit is 10. The last diagnosis: It has had no consumer for 9 minutes."),
+    ],
+)
+def test_a_mail_says_why_the_queue_grew(guarded, amqp, pulse_user, kind, messages, expected):
+    amqp.queue("queue/alice/q")
+    once.run_once()
+    Queue.objects.update(unattended_since=timezone.now() - timedelta(minutes=9))
+    Watch.objects.update(consumers_counted_at=timezone.now())
+    amqp.publish("queue/alice/q", messages)
+    once.run_once()
+    notification = Notification.objects.filter(kind=kind).first()
+    assert notification.facts["diagnosis"]["code"] == "no_consumer"
+    assert expected in " ".join(compose(notification).body.split())
 
 
 class Traffic:
