@@ -254,10 +254,14 @@ def _stalled(known: Situation) -> Diagnosis | None:
     if len(holding) > MAX_NAMED:
         named.append(f"{len(holding) - MAX_NAMED:,} more hold others")
     listed = f" ({'; '.join(named)})" if named else ""
+    delivered = known.recent.delivered - known.recent.redelivered if known.recent else 0
+    rejected = (
+        f" {counted(delivered, 'message')} were delivered all the same, so they may reject them." if delivered else ""
+    )
     return known.found(
         Code.STALLED,
         f"{who} acknowledged nothing for {lasted}: {counted(known.unacknowledged or 0, 'message')} unacknowledged"
-        f"{listed}, {known.ready or 0:,} ready.",
+        f"{listed}, {known.ready or 0:,} ready.{rejected}",
         since,
     )
 
