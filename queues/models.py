@@ -47,7 +47,7 @@ class Queue(models.Model):
     class Diagnosis(models.TextChoices):
         """Why a queue grows, or that nothing is wrong. ``queues.rules.diagnosis.diagnose`` decides it."""
 
-        UNKNOWN = "unknown", "unknown"
+        UNKNOWN = "unknown", "cause unknown"
         NO_CONSUMER = "no_consumer", "no consumers"
         REDELIVERING = "redelivering", "redelivering"
         HELD_BY_ONE = "held_by_one", "held by one"

@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='queue',
             name='diagnosis',
-            field=models.CharField(blank=True, choices=[('unknown', 'unknown'), ('no_consumer', 'no consumers'), ('redelivering', 'redelivering'), ('held_by_one', 'held by one'), ('stalled', 'stalled'), ('limited_by_broker', 'dropping'), ('consumers_too_slow', 'too slow'), ('draining', 'draining'), ('healthy', 'healthy')], db_default='', default='', help_text='As of the last count of consumers; empty: not diagnosed.', max_length=20),
+            field=models.CharField(blank=True, choices=[('unknown', 'cause unknown'), ('no_consumer', 'no consumers'), ('redelivering', 'redelivering'), ('held_by_one', 'held by one'), ('stalled', 'stalled'), ('limited_by_broker', 'dropping'), ('consumers_too_slow', 'too slow'), ('draining', 'draining'), ('healthy', 'healthy')], db_default='', default='', help_text='As of the last count of consumers; empty: not diagnosed.', max_length=20),
         ),
         migrations.AddField(
             model_name='queue',

@@ -153,6 +153,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
     scale = request.GET.get("scale", "")
     to_limit = scale == "limit" if scale in SCALES else row.state.needs_attention
     limits = row.thresholds
+    found_now = diagnosis.of_queue_at(queue, freshness.counted_at, timezone.now())
     drawn = charts.chart(samples, began, now, limits, has_maximum=not row.spared, to_limit=to_limit)
     return {
         "row": row,
@@ -162,8 +163,9 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "vhost": row.vhost,
         "thresholds": limits,
         "spared": row.spared,
-        "diagnosis": diagnosis.of_queue_at(queue, freshness.counted_at, timezone.now()),
-        "outlook": outlook(row),
+        "state": _state(row.state, found_now),
+        "diagnosis": found_now,
+        "outlook": outlook(row, found_now),
         "is_limited": is_limited,
         "chart": drawn,
         "chart_began": began,
@@ -176,6 +178,13 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "freshness": freshness,
         "watch": watch,
     }
+
+
+def _state(condition: states.Condition, found: diagnosis.Diagnosis | None) -> states.Condition:
+    """Return the condition of a queue; of a healthy one with a problem, the problem's word."""
+    if found is None or not found.advice or condition.word != "healthy":
+        return condition
+    return condition._replace(word=Queue.Diagnosis(found.code).label)
 
 
 def _event_marks(queue: Queue, began: datetime, ended: datetime) -> list[charts.Tick]:

@@ -23,6 +23,7 @@ from queues.models import Queue, Watch
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, growth, states, thresholds
 from queues.rules.conditions import deleted_by_guardian, soonest_to_fill
+from queues.rules.diagnosis import Diagnosis
 from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import BY_STATE, ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
 from queues.rules.states import Condition, Level
@@ -292,8 +293,8 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
         form.fields[name].widget = forms.HiddenInput()
 
 
-def outlook(row: Row) -> str:
-    """Return what happens next, in one or two sentences."""
+def outlook(row: Row, found: Diagnosis | None = None) -> str:
+    """Return what happens next, in one or two sentences, beside this diagnosis."""
     queue, limits, grows = row.queue, row.thresholds, row.growth
     if queue.state == Queue.State.GONE:
         return "The queue is no longer on the broker. A client that declares it again gets an empty queue."
@@ -334,7 +335,7 @@ def outlook(row: Row) -> str:
                 "memory until they are consumed."
             )
         when = ""
-        if row.seconds_to_max is not None:
+        if row.seconds_to_max is not None and (found is None or found.code != Queue.Diagnosis.CONSUMERS_TOO_SLOW):
             when = f" At its current rate, it reaches that in {duration(row.seconds_to_max)}."
         elif grows and grows.per_second < 0:
             when = " It is shrinking at the moment."

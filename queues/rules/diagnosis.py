@@ -58,13 +58,9 @@ class Diagnosis(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What an owner can do about it."""
-        return ADVICE.get(self.code, "")
-
-    @property
-    def is_problem(self) -> bool:
-        """Whether something is to be done about it."""
-        return self.code in ADVICE
+        """What an owner can do about it, or an empty text if it is no problem."""
+        is_empty = self.figures["ready"] == 0 == self.figures["unacknowledged"]
+        return "" if is_empty else ADVICE.get(self.code, "")
 
     def as_json(self) -> dict[str, Any]:
         return {**self._asdict(), "since": self.since.isoformat() if self.since else None}
@@ -291,20 +287,19 @@ def _limited_by_broker(known: Situation) -> Diagnosis | None:
 def _consumers_too_slow(known: Situation) -> Diagnosis | None:
     if not known.consumers or not known.recent or not known.recent.acknowledged:
         return None
-    whose = "Its consumer acknowledges" if known.consumers == 1 else f"Its {known.consumers:,} consumers acknowledge"
     flow = _lasting(known, _excess)
+    acknowledged, published = _rates(flow or known.recent)
+    is_backlog = known.is_over_threshold and (known.length or 0) >= BACKLOG_SECONDS * acknowledged
+    if flow is None and (not is_backlog or _lasting(known, _deficit)):
+        return None
+    whose = "Its consumer acknowledges" if known.consumers == 1 else f"Its {known.consumers:,} consumers acknowledge"
+    pace = f"{whose} {messages_per(acknowledged, beside=published)}"
+    publishers = f"{messages_per(published, beside=acknowledged)} are published."
     if flow is None:
-        acknowledged, published = _rates(known.recent)
-        is_backlog = known.is_over_threshold and (known.length or 0) >= BACKLOG_SECONDS * acknowledged
-        if not is_backlog or _lasting(known, _deficit):
-            return None
-        return known.found(
-            Code.CONSUMERS_TOO_SLOW,
-            f"{whose} {messages_per(acknowledged)}, and {messages_per(published)} are published. So the "
-            f"{counted(known.length or 0, 'message')} that wait get hardly fewer.",
-        )
-    acknowledged, published = _rates(flow)
-    text = f"{whose} {messages_per(acknowledged)}, but {messages_per(published)} are published."
+        waiting = counted(known.length or 0, "message")
+        text = f"{pace}, and {publishers} So the {waiting} that wait get hardly fewer."
+        return known.found(Code.CONSUMERS_TOO_SLOW, text)
+    text = f"{pace}, but {publishers}"
     left = None if known.deletion_limit is None else known.deletion_limit - (known.length or 0)
     if left is not None and left > 0:
         text += f" At this rate it reaches its deletion limit in {duration(left / (published - acknowledged))}."
@@ -321,8 +316,9 @@ def _draining(known: Situation) -> Diagnosis | None:
     acknowledged, published = _rates(flow)
     return known.found(
         Code.DRAINING,
-        f"It is getting shorter: {messages_per(acknowledged)} are acknowledged, {messages_per(published)} are "
-        f"published. At this rate it is empty in {duration(known.length / (acknowledged - published))}.",
+        f"It is getting shorter: {messages_per(acknowledged, beside=published)} are acknowledged, "
+        f"{messages_per(published, beside=acknowledged)} are published. At this rate it is empty in "
+        f"{duration(known.length / (acknowledged - published))}.",
     )
 
 

@@ -191,12 +191,12 @@ def test_every_diagnosis_has_three_situations():
                 holders=[holder(1), holder(1)],
                 deletion_limit=8000,
             ),
-            "Its 2 consumers acknowledge 300 messages a minute, but 10 messages a second are published. At this rate "
+            "Its 2 consumers acknowledge 300 messages a minute, but 600 messages a minute are published. At this rate "
             "it reaches its deletion limit in 20 minutes. It needs 4 consumers of the same speed.",
         ),
         (
             situation(consumers=2, ready=2000, recent=flow(300, 150), holders=[holder(1), holder(None)]),
-            "Its 2 consumers acknowledge 300 messages a minute, but 10 messages a second are published.",
+            "Its 2 consumers acknowledge 300 messages a minute, but 600 messages a minute are published.",
         ),
         (
             situation(ready=600, recent=flow(0, 300)),
