@@ -104,7 +104,11 @@ class Situation:
 
     @property
     def figures(self) -> dict[str, Any]:
-        known = {"consumers": self.consumers, "ready": self.ready, "unacknowledged": self.unacknowledged}
+        known: dict[str, Any] = {
+            "consumers": self.consumers,
+            "ready": self.ready,
+            "unacknowledged": self.unacknowledged,
+        }
         if self.recent:
             known |= {
                 "published_per_second": self.recent.rate(self.recent.published),
