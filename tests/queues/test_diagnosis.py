@@ -286,6 +286,20 @@ def test_a_run_looks_at_fifty_queues(guarded, amqp, pulse_user, calls, queues, d
     assert "last_consumer" in Queue.objects.get(name=names[0]).activity
 
 
+def test_a_page_takes_no_request_more_for_the_diagnosis(guarded, amqp, pulse_user, as_alice, calls):
+    amqp.queue("queue/alice/q", 3)
+    amqp.channel.basic_consume("queue/alice/q", lambda *_: None)
+    once.run_once()
+    wait_until(lambda: count_consumers() == 0 and Queue.objects.get().activity)
+    Queue.objects.update(activity=None)
+    calls.clear()
+    as_alice.get(f"/queues/{Queue.objects.get().uuid}/")
+    assert sorted(path.rpartition("/")[2] for path in calls) == [
+        "bindings", "channels", "connections", "{name}", "{vhost}", "{vhost}",
+    ]  # fmt: skip
+    assert Queue.objects.get().activity["consumers"] == 1
+
+
 def test_the_last_consumer_is_stored(guarded, amqp, pulse_user):
     amqp.queue("queue/alice/q", 3)
     amqp.channel.basic_consume("queue/alice/q", lambda *_: None, consumer_tag="only")
