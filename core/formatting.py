@@ -15,9 +15,16 @@ def rate_in_words(per_second: float | None) -> str:
         return ""
     if abs(per_second) < 1 / 3600:
         return "not growing"
-    number, unit = _with_two_digits(abs(per_second))
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {messages_per(abs(per_second))}"
+
+
+def messages_per(per_second: float, *, beside: float | None = None) -> str:
+    """Return a rate in words: "28 messages a minute", "no messages"; in the unit of the smaller one ``beside`` it."""
+    smaller = min((rate for rate in (per_second, beside) if rate), default=0.0)
+    _, unit = _with_two_digits(smaller)
+    number = per_second * {"s": 1, "min": 60, "h": 3600}[unit]
     every = {"s": "a second", "min": "a minute", "h": "an hour"}[unit]
-    return f"{'growing' if per_second > 0 else 'shrinking'} by {counted(round(number), 'message')} {every}"
+    return f"{counted(round(number), 'message')} {every}" if round(number) else "no messages"
 
 
 def short_rate(per_second: float | None) -> str:

@@ -48,6 +48,19 @@ class Queue(models.Model):
         ANNOUNCED = "announced", "their end was announced"
         KEPT = "kept", "kept after their end, because the queue is over the old ones"
 
+    class Diagnosis(models.TextChoices):
+        """Why a queue grows, or that nothing is wrong. ``queues.rules.diagnosis.diagnose`` decides it."""
+
+        UNKNOWN = "unknown", "cause unknown"
+        NO_CONSUMER = "no_consumer", "no consumers"
+        REDELIVERING = "redelivering", "redelivering"
+        HELD_BY_ONE = "held_by_one", "held by one"
+        STALLED = "stalled", "stalled"
+        LIMITED_BY_BROKER = "limited_by_broker", "dropping"
+        CONSUMERS_TOO_SLOW = "consumers_too_slow", "too slow"
+        DRAINING = "draining", "draining"
+        HEALTHY = "healthy", "healthy"
+
     uuid = models.UUIDField("UUID", default=uuid.uuid4, unique=True, editable=False)
     vhost = BrokerNameField(max_length=255)
     name = BrokerNameField(max_length=255)
@@ -142,6 +155,19 @@ class Queue(models.Model):
         null=True, help_text="Since when that count has not risen, with messages and consumers present."
     )
     stalled_notified_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
+
+    diagnosis = models.CharField(
+        max_length=20,
+        choices=Diagnosis.choices,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="As of the last count of consumers; empty: not diagnosed.",
+    )
+    diagnosis_since = models.DateTimeField(null=True, help_text="Since when that has been the diagnosis.")
+    activity = BrokerJSONField(
+        null=True, help_text="The broker's figures that the diagnosis rests on, with their time, and the last consumer."
+    )
 
     warn_length = models.PositiveIntegerField(
         "warning threshold", null=True, blank=True, help_text="In messages. Empty: the default applies."

@@ -84,7 +84,10 @@ class Client(NamedTuple):
 
 
 class QueueConsumer(NamedTuple):
-    """A consumer of a queue. A ``prefetch`` of 0 is unlimited. Its ``connection`` is a ``Connection.name``."""
+    """A consumer of a queue. A ``prefetch`` of 0 is unlimited. Its ``connection`` is a ``Connection.name``.
+
+    ``is_active`` is false for one that waits until the queue's single active consumer ends.
+    """
 
     queue: str
     user: str
@@ -93,6 +96,33 @@ class QueueConsumer(NamedTuple):
     tag: str
     prefetch: int
     acknowledges: bool
+    is_active: bool = True
+
+
+class ChannelLoad(NamedTuple):
+    """The unacknowledged messages and the consumers of a channel."""
+
+    unacknowledged: int
+    consumers: int
+
+
+class QueueFlow(NamedTuple):
+    """The messages that went through a queue in these seconds, and by how many it became longer.
+
+    ``acknowledged`` includes those that needed no acknowledgement, but no rejected ones: the broker counts these
+    nowhere. ``redelivered`` are among the ``delivered``.
+    """
+
+    seconds: float
+    published: int
+    delivered: int
+    redelivered: int
+    acknowledged: int
+    growth: int
+
+    def rate(self, messages: int) -> float:
+        """Return so many messages in these seconds as messages a second."""
+        return messages / self.seconds
 
 
 class QueueRates(NamedTuple):

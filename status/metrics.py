@@ -33,7 +33,7 @@ from core.models import Removal
 from message_store.store import StoreUnavailable
 from notifications.models import Notification
 from queues.models import Archive, Queue, Replay
-from queues.rules.listing import STALLED
+from queues.rules.listing import STALLED, count_by_diagnosis
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH
 from status import counters, facts, rules
 from status.facts import GuardianFacts
@@ -228,6 +228,13 @@ def _queues() -> Iterator[Metric]:
         "guardian_queues_stalled",
         "Queues whose consumers acknowledged nothing for GUARDIAN_STALLED_MINUTES; if that is 0, none is checked.",
         sum(row["stalled"] for row in rows),
+    )
+    yield _by_label(
+        "guardian_queues_diagnosed",
+        "Queues by their diagnosis, as of the last count of consumers.",
+        "code",
+        Queue.Diagnosis.values,
+        count_by_diagnosis(),
     )
 
 

@@ -50,7 +50,8 @@ READ_OF_A_PULSE_USER = (
     "version/", "users/me/", "me/",
     "pulse-users/", "pulse-users/*/", "pulse-users/*/connections/", "pulse-users/*/notifications/",
     "pulse-users/*/belongings/",
-    "queues/", "queues/*/", "queues/*/live/", "queues/*/bindings/", "queues/*/samples/", "queues/*/events/", "queues/*/rates/", "moves/*/",
+    "queues/", "queues/*/", "queues/*/live/", "queues/*/bindings/", "queues/*/samples/", "queues/*/events/",
+    "queues/*/rates/", "moves/*/",
     "archives/", "archives/*/", "archives/*/replays/", "archives/*/replays/*/",
     "exchanges/",
 )  # fmt: skip
@@ -62,7 +63,8 @@ Each is a decision: nothing that contains messages or secrets, nothing that chan
 
 READ = (
     *READ_OF_A_PULSE_USER,
-    "exchanges/traffic/", "invitations/", "invitations/*/", "owners/", "owners/*/", "owners/adopt/", "channels/", "channels/*/", "settings/",
+    "exchanges/traffic/",
+    "invitations/", "invitations/*/", "owners/", "owners/*/", "owners/adopt/", "channels/", "channels/*/", "settings/",
     "offerings/", "offerings/*/", *(f"{identities}{path}" for identities in IDENTITIES for path in ("", "*/")),
     "marketplace-site-agent-services/", "marketplace-site-agent-services/*/",
     "marketplace-site-agent-processors/", "marketplace-site-agent-processors/*/",

@@ -25,16 +25,18 @@ from queues.actions import effects, limit_requests
 from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
+from queues.guard.activity import Consuming, activity_in, consuming_in
 from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent, QueueSample
+from queues.rules.activity import WINDOW_SECONDS, Activity
 from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
 from queues.rules.temporary_limits import END, LIMITS, recorded, set_end
-from rabbit.entities import Binding, QueueConsumer, QueueRates
+from rabbit.entities import Binding, QueueRates
 from rabbit.errors import BrokerError, NotOnBroker, Refused, was_not_executed
 from rabbit.management import Management
 from rabbit.names import readable
 from rabbit.policies import LengthLimit, limit_of
-from rabbit.requests.queues import consumers_in, rates_in
+from rabbit.requests.queues import rates_in
 from rabbit.snapshot import STREAM
 
 logger = logging.getLogger(__name__)
@@ -49,23 +51,13 @@ class Gone(Refusal):
     status = HTTPStatus.NOT_FOUND
 
 
-class Consuming(NamedTuple):
-    """A consumer of a queue, and the unacknowledged messages of its channel, or None if the broker doesn't report them.
-
-    ``connection_name`` is the name that the client gave to its connection, if any.
-    """
-
-    consumer: QueueConsumer
-    unacknowledged: int | None
-    connection_name: str = ""
-
-
 class Live(NamedTuple):
     """A queue's current state on the broker. None: the broker did not answer, or does not report it.
 
     ``ready`` counts messages. ``bindings`` lacks the one to the default exchange. ``upstream`` are the bindings between
     exchanges that lead to them. ``limit`` is the broker's own limit of the queue's length, if it has one. ``size`` are
-    the bytes of its messages' bodies. ``why_unknown`` says why ``ready`` and ``consumers`` are None.
+    the bytes of its messages' bodies. ``activity`` are the figures of a diagnosis. ``why_unknown`` says why ``ready``
+    and ``consumers`` are None.
     """
 
     ready: int | None = None
@@ -78,6 +70,7 @@ class Live(NamedTuple):
     rates: QueueRates | None = None
     size: int | None = None
     consuming: Sequence[Consuming] | None = None
+    activity: Activity | None = None
 
 
 def delete_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
@@ -284,16 +277,16 @@ def live(queue: Queue) -> Live:
         bindings = management.queue_bindings(queue.vhost, queue.name)
         # Every queue is bound to the default exchange, whose name is empty.
         state = state._replace(bindings=[binding for binding in bindings if binding.source])
-        row = management.queue(queue.vhost, queue.name)
+        row = management.queue(queue.vhost, queue.name, samples_of=WINDOW_SECONDS)
         arguments, size = row.get("arguments"), row.get("message_bytes")
         state = state._replace(
             arguments=arguments if isinstance(arguments, dict) else None,
             rates=rates_in(row),
             size=size if isinstance(size, int) else None,
-            consuming=_consuming(queue.vhost, consumers_in(row), management),
         )
+        (consuming,) = consuming_in(queue.vhost, [row], management)
+        state = state._replace(consuming=consuming, activity=activity_in(row, consuming, timezone.now()))
         state = _with_surroundings(state, queue, management)
-        state = state._replace(consuming=_with_names(queue.vhost, state.consuming or [], management))
     except (NotOnBroker, Refused):
         pass  # the name is invalid in a URL, or the queue's node is down: AMQP may still answer
     except BrokerError as error:
@@ -309,19 +302,10 @@ def live(queue: Queue) -> Live:
         return state._replace(why_unknown=why)
     except BrokerError:
         return state
-    return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
-
-
-def _consuming(vhost: str, consumers: list[QueueConsumer], management: Management) -> list[Consuming]:
-    """Return these consumers with their unacknowledged messages, with one request for all."""
-    unacknowledged = management.unacknowledged_of_channels(vhost) if consumers else {}
-    return [Consuming(consumer, unacknowledged.get(consumer.channel)) for consumer in consumers]
-
-
-def _with_names(vhost: str, consuming: Sequence[Consuming], management: Management) -> list[Consuming]:
-    """Return these consumers with the names of their connections, with one request for all."""
-    names = {client.name: client.given_name for client in management.clients(vhost)} if consuming else {}
-    return [one._replace(connection_name=names.get(one.consumer.connection, "")) for one in consuming]
+    if depth is None:
+        return state
+    activity = state.activity and state.activity._replace(consumers=depth.consumers)
+    return state._replace(ready=depth.ready, consumers=depth.consumers, activity=activity)
 
 
 def _with_surroundings(state: Live, queue: Queue, management: Management) -> Live:

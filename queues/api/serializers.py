@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.functional import cached_property
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
@@ -17,9 +18,10 @@ from queues.actions.exchanges import OwnExchange, Published
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 from queues.actions.selected import MAX_SELECTED
 from queues.models import Queue, QueueEvent, QueueSample
-from queues.rules import thresholds
+from queues.rules import diagnosis, thresholds
 from queues.rules.charts import SPANS
 from queues.rules.conditions import conditions
+from queues.rules.diagnosis import Diagnosis
 from queues.rules.freshness import Freshness
 from queues.rules.states import Condition, Level
 from rabbit.entities import Binding, PublishedBy
@@ -39,13 +41,19 @@ QUEUE = {
     "length": 2104,
     "ready": 2100,
     "unacknowledged": 4,
-    "consumers": 1,
+    "consumers": 0,
     "bytes": 537600,
     "warn_length": 2000,
     "max_length": 8000,
     "unbounded": False,
     "limits_until": None,
     "registered": False,
+    "diagnosis": {
+        "code": "no_consumer",
+        "text": "It has had no consumer for 12 minutes. The last one that Guardian saw was worker-1 (user alice), "
+        "13 minutes ago. 2,104 messages wait.",
+        "since": "2026-01-05T11:48:00Z",
+    },
     "first_seen": "2026-01-05T09:00:00Z",
     "last_seen": "2026-01-05T12:00:00Z",
 }
@@ -56,6 +64,14 @@ BINDING = {
     "routing_key": "build.#",
     "arguments": {},
 }
+
+
+class DiagnosisSerializer(serializers.Serializer[Diagnosis]):
+    """Why a queue grows, or that nothing is wrong."""
+
+    code = serializers.ChoiceField(choices=Queue.Diagnosis.values)
+    text = serializers.CharField(help_text="With the figures that it rests on.")
+    since = serializers.DateTimeField(allow_null=True)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A queue", QUEUE, response_only=True)])
@@ -79,6 +95,9 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     max_length = serializers.SerializerMethodField(
         help_text="The length in messages above which the queue is deleted, unless it is unbounded or registered."
     )
+    diagnosis = serializers.SerializerMethodField(
+        help_text="Null: the queue is gone, or the length of its type says nothing."
+    )
     last_seen = serializers.SerializerMethodField(help_text="When the queue last existed.")
 
     class Meta:
@@ -86,7 +105,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         fields = [
             "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
             "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length",
-            "unbounded", "limits_until", "registered", "first_seen", "last_seen",
+            "unbounded", "limits_until", "registered", "diagnosis", "first_seen", "last_seen",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -118,6 +137,12 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     def get_max_length(self, queue: Queue) -> int:
         """Return the deletion limit that applies."""
         return thresholds.of_queue(queue).max
+
+    @extend_schema_field(DiagnosisSerializer(allow_null=True))
+    def get_diagnosis(self, queue: Queue) -> dict[str, Any] | None:
+        """Return its diagnosis from what is stored."""
+        found = diagnosis.of_queue_at(queue, self.context["freshness"].counted_at, timezone.now())
+        return DiagnosisSerializer(found).data if found else None
 
     def get_last_seen(self, queue: Queue) -> datetime:
         """Return the time of the last list if it had the queue: an unchanged queue's row is not written."""

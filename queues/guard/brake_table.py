@@ -16,7 +16,8 @@ from rabbit.names import QueueName
 class Line(NamedTuple):
     """A queue to delete. ``length`` and ``limit`` are messages, ``per_second`` its growth; None: unknown.
 
-    ``reason`` is why its deletion is blocked, one of ``Queue.BlockReason``; empty: it is not.
+    ``reason`` is why its deletion is blocked, one of ``Queue.BlockReason``; empty: it is not. ``diagnosis`` is why it
+    grew, if a pass says it.
     """
 
     vhost: str
@@ -27,6 +28,7 @@ class Line(NamedTuple):
     per_second: float | None
     consumers: int | None
     reason: str
+    diagnosis: dict[str, Any] | None = None
 
     @property
     def key(self) -> QueueName:
@@ -119,6 +121,7 @@ def lines_of_pass(deletable: Sequence[Deletable], facts: Facts) -> list[Line]:
                 per_second=figures["per_second"],
                 consumers=figures["consumers"],
                 reason=one.queue.block_reason,
+                diagnosis=figures["diagnosis"],
             )
         )
     return lines

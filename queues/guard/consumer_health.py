@@ -1,13 +1,13 @@
-"""Queues without a consumer, and queues whose consumers have stalled: checked every minute.
+"""Consumers: counted every minute. Then each queue is diagnosed (``rules/diagnosis.py``).
 
 Owners are notified once when a queue has had no consumer for GUARDIAN_NO_CONSUMER_MINUTES, and once when its consumers
 have acknowledged nothing for GUARDIAN_STALLED_MINUTES although it has messages. Each end is notified once too.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
@@ -18,17 +18,19 @@ from core import broker, bulk, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
 from notifications.enqueue import Notice
+from queues.guard import activity
 from queues.guard.facts import Facts
 from queues.guard.pass_run import guarded_vhosts
 from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Move, Queue, Watch
-from queues.rules import thresholds
+from queues.rules import diagnosis, thresholds
+from queues.rules.activity import Activity, stored_activity
 from queues.rules.rows import WITHOUT_COUNTS, StoredQueue
-from queues.rules.states import should_have_consumer
 from rabbit.errors import BrokerError
 from rabbit.management import Management
 from rabbit.names import QueueName
+from rabbit.requests.queues import ACK_COUNTERS
 from rabbit.requests.sending import JSONObject
 from rabbit.snapshot import length_of
 
@@ -36,17 +38,23 @@ logger = logging.getLogger(__name__)
 
 LEASE = "consumers"
 COUNT_INTERVAL = timedelta(minutes=1)
+MAX_LOOKED_AT = 50
+"""Queues whose figures are fetched in one run."""
+
 CONSUMER_FIELDS = ("consumers", "unattended_since", "unattended_notified_at")
 STALL_FIELDS = ("acknowledged_total", "stalled_since", "stalled_notified_at")
-WRITTEN_FIELDS = ("bytes", *CONSUMER_FIELDS, *STALL_FIELDS)
-"""The columns that a count writes."""
+WRITTEN_FIELDS = ("bytes", *CONSUMER_FIELDS, *STALL_FIELDS, "diagnosis", "diagnosis_since")
+"""The columns that a count writes, besides ``activity``."""
 
-GONE_WITH_COUNTS = Q(state=Queue.State.GONE) & (Q(consumers__isnull=False) | Q(stalled_since__isnull=False))
-COLUMNS = "name,vhost,consumers,message_bytes"
-ACK_COUNTERS = ("ack", "deliver_no_ack", "get_no_ack")
-"""The broker's counters of acknowledged messages, and of those that needed none. Rejected ones are in no counter."""
-STALL_COLUMNS = ",".join(
-    ["messages_ready", "messages_unacknowledged", *(f"message_stats.{name}" for name in ACK_COUNTERS)]
+GONE_WITH_COUNTS = Q(state=Queue.State.GONE) & (
+    Q(consumers__isnull=False) | Q(stalled_since__isnull=False) | ~Q(diagnosis="")
+)
+BEING_FETCHED = Q(state=Queue.State.DELETING, block_reason="")
+"""Queues about to be deleted. Their unacknowledged messages may be Guardian's."""
+
+COLUMNS = ",".join(
+    ["name,vhost,consumers,message_bytes,messages_ready,messages_unacknowledged"]
+    + [f"message_stats.{name}" for name in ACK_COUNTERS]
 )
 
 
@@ -61,7 +69,7 @@ class QueueCounts(NamedTuple):
 
 
 class ConsumerState(NamedTuple):
-    """The columns of ``queues.models.Queue`` about a queue's consumers, and the bytes of its messages."""
+    """The columns of ``queues.models.Queue`` about a queue's consumers and its diagnosis, and what these depend on."""
 
     id: int
     vhost: str
@@ -69,6 +77,10 @@ class ConsumerState(NamedTuple):
     type: str
     exclusive: bool
     registered: bool
+    state: str
+    warn_length: int | None
+    ready: int | None
+    unacknowledged: int | None
     bytes: int | None
     consumers: int | None
     unattended_since: datetime | None
@@ -76,37 +88,49 @@ class ConsumerState(NamedTuple):
     acknowledged_total: int | None
     stalled_since: datetime | None
     stalled_notified_at: datetime | None
+    diagnosis: str
+    diagnosis_since: datetime | None
+    activity: dict[str, Any] | None
 
-    def with_consumers(self, consumers: int, now: datetime, minutes: int) -> "ConsumerState":
-        """Return the state after a count of the consumers.
+    @property
+    def written(self) -> list[Any]:
+        return [getattr(self, name) for name in WRITTEN_FIELDS]
 
-        Owners are notified after ``minutes`` without a consumer (0: never), if the queue should have one.
-        """
+    def with_count(self, count: QueueCounts, now: datetime) -> "ConsumerState":
+        """Return the state after a count, with the diagnosis and the notices still to decide."""
+        lengths = count.ready, count.unacknowledged
+        ready, unacknowledged = (self.ready, self.unacknowledged) if None in lengths else lengths
+        return (
+            self._with_consumers(count.consumers, now)
+            ._with_progress(count, now)
+            ._replace(
+                ready=ready, unacknowledged=unacknowledged, bytes=self.bytes if count.bytes is None else count.bytes
+            )
+        )
+
+    def _with_consumers(self, consumers: int, now: datetime) -> "ConsumerState":
         if consumers:
             return self._replace(consumers=consumers, unattended_since=None, unattended_notified_at=None)
-        since = self.unattended_since or now
-        should_have = should_have_consumer(self.name, exclusive=self.exclusive, registered=self.registered)
-        is_due = minutes > 0 and should_have and now - since >= timedelta(minutes=minutes)
-        told_at = self.unattended_notified_at or (now if is_due else None)
-        return self._replace(consumers=0, unattended_since=since, unattended_notified_at=told_at)
+        return self._replace(consumers=0, unattended_since=self.unattended_since or now)
 
-    def with_progress(self, count: QueueCounts, now: datetime, minutes: int) -> "ConsumerState":
+    def _with_progress(self, count: QueueCounts, now: datetime) -> "ConsumerState":
         """Return the state after a count of the acknowledged messages.
 
-        Owners are notified after ``minutes`` of a stall; 0: never. A stall begins when nothing was acknowledged between
-        two counts although the queue has messages, ready or unacknowledged. It ends when a message is acknowledged or
-        the queue is empty. A stall that was notified continues when the consumers disconnect: they may return and
-        still acknowledge nothing. After a restart of the broker its counter is lower: a notified stall continues, and
-        any other starts again. Messages of a stream are never acknowledged away.
+        A stall begins when nothing was acknowledged between two counts although the queue has messages, ready or
+        unacknowledged. It ends when a message is acknowledged or the queue is empty. A stall that was notified
+        continues when the consumers disconnect: they may return and still acknowledge nothing. After a restart of the
+        broker its counter is lower: a notified stall continues, and any other starts again, as after a count without
+        figures. Messages of a stream are never acknowledged away.
         """
-        if not minutes or self.type == "stream":
+        if self.type == "stream":
             return self._replace(acknowledged_total=None, stalled_since=None, stalled_notified_at=None)
+        unknown = self if self.stalled_notified_at else self._replace(stalled_since=None)
         if count.ready is None or count.unacknowledged is None:
-            return self
+            return unknown
         if not count.ready + count.unacknowledged:
             return self._replace(acknowledged_total=None, stalled_since=None, stalled_notified_at=None)
         if count.acked_total is None:  # the broker keeps no counters (``rates_mode = none``), or has none yet
-            return self
+            return unknown
         since = now if count.consumers else None
         if self.acknowledged_total is None:
             return self._replace(acknowledged_total=count.acked_total, stalled_since=since)
@@ -116,11 +140,32 @@ class ConsumerState(NamedTuple):
             )
         if self.acknowledged_total != count.acked_total:
             return self._replace(acknowledged_total=count.acked_total, stalled_since=since, stalled_notified_at=None)
-        if since is None:
-            return self._replace(stalled_since=None)
-        since = self.stalled_since or now
-        told_at = self.stalled_notified_at or (now if now - since >= timedelta(minutes=minutes) else None)
-        return self._replace(stalled_since=since, stalled_notified_at=told_at)
+        return self._replace(stalled_since=since and (self.stalled_since or now))
+
+    def with_diagnosis(self, looked_at: Activity | None, now: datetime) -> "ConsumerState":
+        """Return the state with the diagnosis that follows. ``looked_at`` are the queue's figures, if fetched now."""
+        state = self
+        if looked_at is not None:
+            state = self._replace(activity=looked_at.after(stored_activity(self.activity)).as_json())
+        found = diagnosis.of_row(state, now, now)
+        if found is None:
+            return state._replace(diagnosis="", diagnosis_since=None)
+        return state._replace(diagnosis=found.code, diagnosis_since=found.since or now)
+
+    def with_notices(self, now: datetime, *, unattended_minutes: int, stalled_minutes: int) -> "ConsumerState":
+        """Return the state with the times of the notices that are due. With 0 minutes, there are none."""
+
+        def is_due(since: datetime | None, minutes: int) -> bool:
+            return bool(minutes) and since is not None and now - since >= timedelta(minutes=minutes)
+
+        unattended_at, stalled_at = self.unattended_notified_at, self.stalled_notified_at
+        if self.diagnosis == diagnosis.Code.NO_CONSUMER and is_due(self.unattended_since, unattended_minutes):
+            unattended_at = unattended_at or now
+        if self.diagnosis in diagnosis.NOTHING_ACKNOWLEDGED and is_due(self.stalled_since, stalled_minutes):
+            stalled_at = stalled_at or now
+        return self._replace(
+            unattended_notified_at=unattended_at, stalled_notified_at=stalled_at if stalled_minutes else None
+        )
 
 
 def count_consumers() -> int:
@@ -152,12 +197,18 @@ def _count(lease: HeldLease) -> int:
         return 0
     before = {state.id: state for state in _stored_states()}
     after = {
-        id_: state.with_consumers(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES)
-        .with_progress(count, now, settings.GUARDIAN_STALLED_MINUTES)
-        ._replace(bytes=state.bytes if count.bytes is None else count.bytes)
+        id_: state.with_count(count, now)
         for id_, state in before.items()
         if (count := counted.get((state.vhost, state.name))) is not None
     }
+    looked_at = activity.fetch(management, _to_look_at(after.values()), now)
+    lease.renew_if_due()
+    for id_, state in after.items():
+        after[id_] = state.with_diagnosis(looked_at.get((state.vhost, state.name)), now).with_notices(
+            now,
+            unattended_minutes=settings.GUARDIAN_NO_CONSUMER_MINUTES,
+            stalled_minutes=settings.GUARDIAN_STALLED_MINUTES,
+        )
     consumer_changes = _changed(before, after, "unattended_notified_at")
     # If the check was turned off, that says nothing about the queues.
     stall_changes = _changed(before, after, "stalled_notified_at") if settings.GUARDIAN_STALLED_MINUTES else set()
@@ -172,7 +223,7 @@ def _count(lease: HeldLease) -> int:
             notices[queue.id, True] = notice
     with transaction.atomic():
         lease.renew()
-        remaining = _lock_remaining([id_ for id_, one in after.items() if one != before[id_]])
+        remaining = _lock_remaining([id_ for id_, one in after.items() if one.written != before[id_].written])
         notices = {which: notice for which, notice in notices.items() if which[0] in remaining}
         for changes, is_stall, names in (
             (consumer_changes, False, CONSUMER_FIELDS),
@@ -181,10 +232,10 @@ def _count(lease: HeldLease) -> int:
             for id_ in changes:
                 if (id_, is_stall) not in notices:  # the next count decides again
                     after[id_] = after[id_]._replace(**{name: getattr(before[id_], name) for name in names})
-        changed = [one for id_, one in after.items() if one != before[id_]]
-        bulk.update(
-            Queue, WRITTEN_FIELDS, [(one.id, *(getattr(one, name) for name in WRITTEN_FIELDS)) for one in changed]
-        )
+        changed = [one for id_, one in after.items() if one.written != before[id_].written]
+        bulk.update(Queue, WRITTEN_FIELDS, [(one.id, *one.written) for one in changed])
+        fresh = [one for one in after.values() if (one.vhost, one.name) in looked_at]
+        bulk.update(Queue, ("activity",), [(one.id, one.activity) for one in fresh])
         Queue.objects.filter(GONE_WITH_COUNTS).update(**WITHOUT_COUNTS)
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
         return enqueue.enqueue(list(notices.values()), now, lease)
@@ -213,8 +264,7 @@ def _fetch_counts(management: Management) -> Mapping[QueueName, QueueCounts]:
         BrokerError: the broker is unreachable or refuses.
     """
     vhosts = guarded_vhosts()
-    columns = f"{COLUMNS},{STALL_COLUMNS}" if settings.GUARDIAN_STALLED_MINUTES else COLUMNS
-    rows = management.list_queues(None, {"columns": columns})
+    rows = management.list_queues(None, {"columns": COLUMNS})
     return {
         (row["vhost"], row["name"]): QueueCounts(
             consumers,
@@ -239,11 +289,34 @@ def _number(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
+def _to_look_at(states: Iterable[ConsumerState]) -> list[QueueName]:
+    """Return the queues whose figures to fetch: those with a problem or near their threshold or growing first.
+
+    Of these, and of the others, those whose figures are oldest.
+    """
+    default = thresholds.policy().thresholds.warn
+
+    def place(state: ConsumerState) -> tuple[bool, str]:
+        length, last = length_of(state.ready, state.unacknowledged) or 0, state.activity or {}
+        is_urgent = (
+            state.state != Queue.State.OK
+            or state.diagnosis not in diagnosis.NO_PROBLEM
+            or 2 * length >= (state.warn_length or default)
+            or length > last.get("ready", 0) + last.get("unacknowledged", 0)
+        )
+        return not is_urgent, last.get("at", "")
+
+    # The figures would not change what is known of a queue that nobody consumes.
+    consumed = [state for state in states if state.consumers or state.state != Queue.State.OK]
+    return [(state.vhost, state.name) for state in sorted(consumed, key=place)[:MAX_LOOKED_AT]]
+
+
 def _stored_states() -> list[ConsumerState]:
-    """Return what is stored of all queues but those whose messages are being moved: the consumer there is Guardian."""
+    """Return what is stored of all queues but those whose messages Guardian fetches or moves: it is their consumer."""
     moving = Move.objects.filter(state=Move.State.RUNNING).values("queue")
     rows = (
         Queue.objects.exclude(state=Queue.State.GONE)
+        .exclude(BEING_FETCHED)
         .exclude(pk__in=moving)
         .order_by()
         .values_list(*ConsumerState._fields)
@@ -287,7 +360,7 @@ def _notice(
         since = after.unattended_since
         kind, consumers = kinds.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
-    facts |= {"consumers": consumers, "seconds": seconds}
+    facts |= {"consumers": consumers, "seconds": seconds, "diagnosis": _diagnosis(after, now)}
     return Notice(kind, facts, subject_key(queue.id), queue.pulse_user_id, queue.owner_id)
 
 
@@ -307,5 +380,11 @@ def _stall_notice(
         "ready": count.ready,
         "unacknowledged": count.unacknowledged,
         "seconds": max(0.0, (now - since).total_seconds()) if since else None,
+        "diagnosis": _diagnosis(after, now),
     }
     return Notice(kind, facts, subject_key(queue.id), queue.pulse_user_id, queue.owner_id)
+
+
+def _diagnosis(state: ConsumerState, now: datetime) -> JSONObject | None:
+    found = diagnosis.of_row(state, now, now)
+    return found.as_json() if found else None

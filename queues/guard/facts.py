@@ -17,11 +17,11 @@ from django.db.models import F
 from core import broker, bulk
 from notifications import audience
 from queues.guard import feeding
-from queues.models import QueueSample
-from queues.rules import growth
+from queues.models import Queue, QueueSample, Watch
+from queues.rules import diagnosis, growth
 from queues.rules.changes import Message
 from queues.rules.rows import StoredQueue
-from queues.rules.thresholds import GONE, Thresholds, is_spared
+from queues.rules.thresholds import GONE, Thresholds, has_limit, is_spared
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
 from rabbit.entities import Binding
@@ -67,12 +67,21 @@ class Feed(NamedTuple):
 
 
 class Facts:
-    """The feeds and recent samples of some queues."""
+    """The feeds and recent samples of some queues, and what is stored for their diagnosis."""
 
-    def __init__(self, feeds: dict[QueueName, Feed], samples: dict[int, list[Sample]], now: datetime) -> None:
+    def __init__(
+        self,
+        feeds: dict[QueueName, Feed],
+        samples: dict[int, list[Sample]],
+        now: datetime,
+        rows: Mapping[int | None, Queue] | None = None,
+        counted_at: datetime | None = None,
+    ) -> None:
         self._feeds = feeds
         self._samples = samples
         self._now = now
+        self._rows = rows or {}
+        self._counted_at = counted_at
 
     @classmethod
     def gather(
@@ -94,7 +103,9 @@ class Facts:
         registered = {name for name, is_registered in names.items() if is_registered}
         feeds = fetch_feeds(management, amqp_url, list(names), total_queues, registered)
         ids = [queue.id for queue in queues if queue.id is not None]
-        return cls(feeds, recent_samples(ids, now), now)
+        counted_at = Watch.objects.values_list("consumers_counted_at", flat=True).first()
+        rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(id_,) for id_ in ids])) if ids else ()
+        return cls(feeds, recent_samples(ids, now), now, {row.pk: row for row in rows}, counted_at)
 
     @classmethod
     def gather_for_recipients(
@@ -134,9 +145,20 @@ class Facts:
             **_agents_facts(queue),
             "folded": merged,
             "consumers": feed.consumers,
+            "diagnosis": self._diagnosis(queue, feed.consumers, thresholds),
             "broker_limit": _limit_facts(queue, feed.limit, thresholds),
             **_binding_facts(feed),
         }
+
+    def _diagnosis(self, queue: StoredQueue, consumers: int | None, thresholds: Thresholds) -> dict[str, Any] | None:
+        """Return the diagnosis from what is stored, and the consumers and the length of now."""
+        row = self._rows.get(queue.id)
+        if row is None or row.state == GONE:
+            return None
+        row.ready, row.unacknowledged, row.state = queue.ready, queue.unacknowledged, queue.state
+        limit = thresholds.max if has_limit(queue) else None
+        found = diagnosis.of_row(row, self._counted_at, self._now, limit=limit, consumers=consumers)
+        return found.as_json() if found else None
 
 
 def fetch_feeds(

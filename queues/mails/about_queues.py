@@ -25,6 +25,8 @@ from notifications.content import (
     subject_url,
 )
 from notifications.models import Notification
+from queues.models import Queue
+from queues.rules.diagnosis import ADVICE
 from rabbit.names import readable
 
 Details = Mapping[str, Any]
@@ -42,7 +44,7 @@ def warning(notification: Notification) -> Content:
     said = Content(
         subject=f"Warning: {_name(facts)} has {length}",
         happened=f"{_the_queue(facts)} has {length}. Its warning threshold is {facts['warn']:,}."
-        + (why_dead if facts.get("dead_letters") else ""),
+        + (why_dead if facts.get("dead_letters") else _diagnosed(facts)),
         next=_next(facts),
         advice=_advice(facts),
     )
@@ -109,7 +111,8 @@ def summary(notification: Notification) -> Content:
     said = Content(
         subject=f"{'Warning' if is_warned else 'Back to normal'}: {_name(facts)} has {length}, after {changes}",
         happened=f"{_the_queue(facts)} crossed its warning threshold {times} since the last notification about it. "
-        f"It is {'over' if is_warned else 'below'} the threshold now, with {length}.",
+        f"It is {'over' if is_warned else 'below'} the threshold now, with {length}."
+        + (_diagnosed(facts) if is_warned else ""),
         next=_next(facts) if is_warned else BACK_TO_NORMAL,
         advice=_advice(facts) if is_warned else "",
     )
@@ -124,6 +127,8 @@ def deletion(notification: Notification) -> Content:
         why = f"It had {messages(length)}, and its deletion limit is {limit:,}."
     else:
         why = "Its name does not match the required pattern, or it was over its deletion limit."
+    if facts.get("diagnosis"):
+        why += f" The last diagnosis:{_diagnosed(facts)}"
     sentences = [f"Guardian deleted the queue {readable(facts['queue'])}.", why, *_became_of_messages(facts)]
     archive = _archive_link(notification)
     replay = " An owner of the Pulse user can bring the archived messages back." if facts.get("archive") else ""
@@ -264,12 +269,11 @@ def limits_end(notification: Notification) -> Content:
 
 def no_consumers(notification: Notification) -> Content:
     facts = notification.facts
-    length, lasted = facts["length"], duration(facts.get("seconds"))
+    length = facts["length"]
     stays = "" if facts.get("registered") else "Messages that are published to it stay there. "
     said = Content(
         subject=f"No consumer: {_name(facts)}{'' if length is None else f' has {messages(length)}'}",
-        happened=f"{_the_queue(facts)} has {f'had no consumer for {lasted}' if lasted else 'no consumer'}. "
-        + ("Its length is unknown." if length is None else f"It has {messages(length)}."),
+        happened=f"Nobody reads the queue {readable(facts['queue'])}.{_diagnosed(facts)}",
         next=f"{stays}{_next(facts)} Guardian notifies you when it has a consumer again.",
         advice=_advice({**facts, "consumers": 0}),
     )
@@ -290,19 +294,13 @@ def consumers_back(notification: Notification) -> Content:
 
 def stalled(notification: Notification) -> Content:
     facts = notification.facts
-    length, ready, unacknowledged = facts["length"], facts["ready"], facts["unacknowledged"]
     if facts.get("registered"):
         advice = "Check whether its agent hangs, and restart it."
     else:
-        advice = (
-            "Check whether its consumers hang, and restart them. The broker then delivers their unacknowledged "
-            "messages again. If a message takes this long, or the consumers reject all, there is nothing to do."
-        )
+        advice = ADVICE[(facts.get("diagnosis") or {}).get("code", Queue.Diagnosis.STALLED)]
     said = Content(
-        subject=f"Stalled: {_name(facts)} has {messages(length)} waiting",
-        happened=f"The consumers of the queue {readable(facts['queue'])} have acknowledged nothing for "
-        f"{duration(facts.get('seconds'))}. {messages(length)} wait{'s' if length == 1 else ''}: "
-        f"{unacknowledged:,} unacknowledged, {ready:,} ready.",
+        subject=f"Stalled: {_name(facts)} has {messages(facts['length'])} waiting",
+        happened=f"The consumers of the queue {readable(facts['queue'])} acknowledge nothing.{_diagnosed(facts)}",
         next=f"{_next(facts)} Guardian notifies you when they acknowledge messages again.",
         advice=advice,
     )
@@ -331,6 +329,12 @@ def _name(facts: Details) -> str:
 
 def _the_queue(facts: Details) -> str:
     return f"The queue {readable(facts['queue'])}"
+
+
+def _diagnosed(facts: Details) -> str:
+    """Return why a queue grows, after a space, if it was diagnosed."""
+    found = facts.get("diagnosis")
+    return f" {found['text']}" if found else ""
 
 
 def _next(facts: Details) -> str:
@@ -375,6 +379,9 @@ def _broker_limit(limit: Details) -> str:
     return " and ".join(parts)
 
 
+KEEP_UP = "Make sure that its consumer keeps up, or add one."
+
+
 def _advice(facts: Details) -> str:
     """Return what an owner can do about a long queue."""
     has_none = facts["consumers"] == 0
@@ -386,9 +393,8 @@ def _advice(facts: Details) -> str:
     if facts.get("registered"):
         start = "Start its agent: the queue has no consumer." if has_none else "Make sure that its agent keeps up."
         return f"{start} If nobody needs the queue, remove the agent's subscription. This deletes the queue, too."
-    start = (
-        "Start its consumer: the queue has none." if has_none else "Make sure that its consumer keeps up, or add one."
-    )
+    keep_up = ADVICE.get((facts.get("diagnosis") or {}).get("code", ""), KEEP_UP)
+    start = "Start its consumer: the queue has none." if has_none else keep_up
     return f"{start} If nobody needs the queue, delete it."
 
 

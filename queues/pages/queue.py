@@ -19,12 +19,12 @@ from accounts.models import Owner
 from core.formatting import rate_in_words
 from queues.actions import limit_requests, rates, single
 from queues.actions.endings import bindings_at_deletion, ending
-from queues.guard import feeding
+from queues.guard import activity, feeding
 from queues.models import Archive, Move, Queue, QueueEvent, QueueSample, Watch
 from queues.moves.moving import may_move
 from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
-from queues.rules import charts, states, thresholds
+from queues.rules import charts, diagnosis, states, thresholds
 from queues.rules.freshness import freshness_of_list
 from queues.rules.temporary_limits import LIMITS, old_limit
 from rabbit.arguments import REGISTERED_MAX_LENGTH
@@ -55,6 +55,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     live = single.live(queue) if there else single.Live()
     if live.consumers is not None:
         queue.consumers = live.consumers  # the stored count may be a minute old
+    if live.activity is not None:
+        activity.store(queue, live.activity)
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
     archives = Archive.objects.seen_by(request.user).filter(queue=queue)
     ended = None if there else ending(events)
@@ -163,6 +165,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
     scale = request.GET.get("scale", "")
     to_limit = scale == "limit" if scale in SCALES else row.state.needs_attention
     limits = row.thresholds
+    found_now = diagnosis.of_queue_at(queue, freshness.counted_at, timezone.now())
     drawn = charts.chart(samples, began, now, limits, has_maximum=not row.spared, to_limit=to_limit)
     return {
         "row": row,
@@ -172,7 +175,9 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "vhost": row.vhost,
         "thresholds": limits,
         "spared": row.spared,
-        "outlook": outlook(row),
+        "state": _state(row.state, found_now),
+        "diagnosis": found_now,
+        "outlook": outlook(row, found_now),
         "is_limited": is_limited,
         "chart": drawn,
         "chart_began": began,
@@ -187,6 +192,13 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         "freshness": freshness,
         "watch": watch,
     }
+
+
+def _state(condition: states.Condition, found: diagnosis.Diagnosis | None) -> states.Condition:
+    """Return the condition of a queue; of a healthy one with a problem, the problem's word."""
+    if found is None or not found.advice or condition.word != "healthy":
+        return condition
+    return condition._replace(word=Queue.Diagnosis(found.code).label)
 
 
 def _marked_events(queue: Queue, began: datetime, ended: datetime) -> list[tuple[datetime, str]]:

@@ -23,6 +23,7 @@ from queues.models import Queue, Watch
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, growth, states, thresholds
 from queues.rules.conditions import deleted_by_guardian, soonest_to_fill
+from queues.rules.diagnosis import Diagnosis
 from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import BY_STATE, ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
 from queues.rules.states import Condition, Level
@@ -97,6 +98,14 @@ class Row:
     @cached_property
     def state(self) -> Condition:
         return states.condition(self.queue, self.thresholds, self.seconds_to_max, was_deleted=self.was_deleted)
+
+    @property
+    def cause(self) -> str:
+        """Why it grows, in a word, unless that is normal or its state says it."""
+        queue = self.queue
+        is_normal = queue.diagnosis == Queue.Diagnosis.HEALTHY or not queue.length
+        word = "" if is_normal else queue.get_diagnosis_display()
+        return "" if word == self.state.word else word
 
     @property
     def seconds_to_max(self) -> float | None:
@@ -290,8 +299,8 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
         form.fields[name].widget = forms.HiddenInput()
 
 
-def outlook(row: Row) -> str:
-    """Return the queue's condition and what happens next, in one or two sentences."""
+def outlook(row: Row, found: Diagnosis | None = None) -> str:
+    """Return what happens next, in one or two sentences, beside this diagnosis."""
     queue, limits, grows = row.queue, row.thresholds, row.growth
     if queue.state == Queue.State.GONE:
         return "The queue is no longer on the broker. A client that declares it again gets an empty queue."
@@ -332,21 +341,13 @@ def outlook(row: Row) -> str:
                 "memory until they are consumed."
             )
         when = ""
-        if row.seconds_to_max is not None:
+        if row.seconds_to_max is not None and (found is None or found.code != Queue.Diagnosis.CONSUMERS_TOO_SLOW):
             when = f" At its current rate, it reaches that in {duration(row.seconds_to_max)}."
         elif grows and grows.per_second < 0:
             when = " It is shrinking at the moment."
         return f"It is over its warning threshold. Guardian deletes it past {limits.max:,} messages.{when}"
-    if states.is_stalled(queue):
-        condition = "Its consumers acknowledge no messages. Check or restart them."
-    elif states.is_unread(queue):
-        condition = (
-            f"It has no consumer, so its messages wait. Start its {'agent' if queue.registered else 'consumer'}."
-        )
-    else:
-        condition = "It is healthy."
     if grows and grows.per_second > 0:
         seconds = (limits.warn - queue.length) / grows.per_second
         if seconds < timedelta(days=1).total_seconds():
-            return f"{condition} At its current rate, its owners are warned in {duration(seconds)}."
-    return f"{condition} Its owners are warned at {limits.warn:,} messages."
+            return f"At its current rate, its owners are warned in {duration(seconds)}."
+    return f"Its owners are warned at {limits.warn:,} messages."

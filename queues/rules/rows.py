@@ -113,6 +113,9 @@ WITHOUT_COUNTS: Mapping[str, Any] = {
     "unattended_since": None,
     "acknowledged_total": None,
     "stalled_since": None,
+    "diagnosis": "",
+    "diagnosis_since": None,
+    "activity": None,
 }
 """The columns that the count of consumers fills, of a queue that is gone.
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from rabbit.arguments import Difference, differences_from_row, inequivalent_reason
-from rabbit.entities import QueueConsumer, QueueRates, RateSample
+from rabbit.entities import ChannelLoad, QueueConsumer, QueueFlow, QueueRates, RateSample
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.policies import BrokerPolicy
 from rabbit.requests.parsing import (
@@ -26,6 +26,22 @@ ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,durable,a
 CONSUMER_COLUMNS = (
     "queue.name,channel_details.user,channel_details.connection_name,channel_details.name,consumer_tag,prefetch_count,"
     "ack_required"
+)
+
+ACK_COUNTERS = ("ack", "deliver_no_ack", "get_no_ack")
+"""The broker's counters of acknowledged messages, and of those that needed none. Rejected ones are in no counter."""
+
+FLOW_COUNTERS = ("publish", "deliver_get", "redeliver", *ACK_COUNTERS)
+
+SAMPLE_SECONDS = 10
+"""The interval of the samples that ``queue`` requests. The broker keeps one every 5 s."""
+
+COLUMNS_WITH_SAMPLES = ",".join(
+    [
+        "name,vhost,arguments,effective_policy_definition,consumers,consumer_details,messages_ready",
+        "messages_unacknowledged,message_bytes,messages_details.samples",
+        *(f"message_stats.{name}_details.{of}" for name in FLOW_COUNTERS for of in ("rate", "samples")),
+    ]
 )
 
 
@@ -59,13 +75,20 @@ class QueueRequests(Requests):
             require_vhost(answer, row, row["vhost"] if vhost is None else vhost)
         return rows
 
-    def queue(self, vhost: str, name: str) -> JSONObject:
+    def queue(self, vhost: str, name: str, *, samples_of: int = 0) -> JSONObject:
         """Return one queue. Its lengths lag by seconds, so no decision may rely on them.
+
+        ``samples_of``: with the samples of so many seconds, for ``flow_in``.
 
         Raises:
             NotOnBroker: it does not exist, or its node is down.
         """
-        answer = self._get("queues", vhost, name)
+        params = {}
+        if samples_of:
+            params = {"columns": COLUMNS_WITH_SAMPLES}
+            for of in ("msg_rates", "lengths"):
+                params |= {f"{of}_age": str(samples_of), f"{of}_incr": str(SAMPLE_SECONDS)}
+        answer = self._get("queues", vhost, name, params=params)
         row = parse_object(answer, name=str, vhost=str)
         require_vhost(answer, row, vhost)
         return row
@@ -82,11 +105,15 @@ class QueueRequests(Requests):
         params = {"msg_rates_age": str(seconds), "msg_rates_incr": str(step), "columns": "name,message_stats"}
         return _rate_samples(parse_object(self._get("queues", vhost, name, params=params)))
 
-    def unacknowledged_of_channels(self, vhost: str) -> dict[str, int]:
-        """Return the number of unacknowledged messages of each channel in a vhost, by the channel's name."""
-        rows = parse_rows(self._get("vhosts", vhost, "channels", params={"columns": "name,messages_unacknowledged"}))
-        counts = {str(row.get("name")): as_number(row.get("messages_unacknowledged")) for row in rows}
-        return {name: count for name, count in counts.items() if count is not None}
+    def channels(self, vhost: str) -> dict[str, ChannelLoad]:
+        """Return the load of each channel in a vhost, by the channel's name, as far as the broker reports it."""
+        columns = "name,messages_unacknowledged,consumer_count"
+        found = {}
+        for row in parse_rows(self._get("vhosts", vhost, "channels", params={"columns": columns})):
+            held, consumers = as_number(row.get("messages_unacknowledged")), as_number(row.get("consumer_count"))
+            if held is not None and consumers is not None:
+                found[str(row.get("name"))] = ChannelLoad(held, consumers)
+        return found
 
     def consumers(self, vhost: str) -> list[QueueConsumer]:
         """Return the consumers of all queues in a vhost. The list lags by 5 s."""
@@ -189,6 +216,7 @@ def _consumers(rows: Iterable[JSONObject]) -> list[QueueConsumer]:
                     as_text(row.get("consumer_tag")),
                     as_number(row.get("prefetch_count")) or 0,
                     bool(row.get("ack_required")),
+                    row.get("active") is not False,
                 )
             )
     return found
@@ -244,3 +272,56 @@ def _counts(stats: Any, counters: Iterable[str]) -> Counter[int]:
             ) is not None:
                 found[at] += count
     return found
+
+
+def flow_in(queue: JSONObject, seconds: int) -> QueueFlow | None:
+    """Return what went through a queue in the last ``seconds``, or since it was declared.
+
+    The queue is an answer of ``Management.queue`` with samples. It is None if the broker keeps none, or has none yet.
+    """
+    stats = queue.get("message_stats")
+    if not isinstance(stats, dict):
+        return None
+    counts = {name: _samples(stats.get(f"{name}_details")) for name in FLOW_COUNTERS}
+    lengths = _samples(queue.get("messages_details"))
+    ends = [samples[0].at for samples in (*counts.values(), lengths) if samples]
+    # The broker shows zeros for the time before the queue was declared.
+    used = [sample.at for samples in (*counts.values(), lengths) for sample in samples if sample.value]
+    if len(ends) <= len(FLOW_COUNTERS) or not used:
+        return None
+    ended = min(ends)
+    began = max(ended - seconds, min(used) - SAMPLE_SECONDS)
+    if began >= ended:
+        return None
+
+    def increase(samples: list[_Sample]) -> int:
+        return _value_at(samples, ended) - _value_at(samples, began)
+
+    return QueueFlow(
+        ended - began,
+        increase(counts["publish"]),
+        increase(counts["deliver_get"]),
+        increase(counts["redeliver"]),
+        sum(increase(counts[name]) for name in ACK_COUNTERS),
+        increase(lengths),
+    )
+
+
+class _Sample(NamedTuple):
+    at: float
+    value: int
+
+
+def _value_at(samples: list[_Sample], at: float) -> int:
+    return next((sample.value for sample in samples if sample.at <= at), 0)
+
+
+def _samples(details: object) -> list[_Sample]:
+    """Return the samples of a total, newest first."""
+    rows = details.get("samples") if isinstance(details, dict) else None
+    found = [
+        _Sample(row["timestamp"] / 1000, row["sample"])
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict) and as_number(row.get("timestamp")) and as_number(row.get("sample")) is not None
+    ]
+    return sorted(found, reverse=True)

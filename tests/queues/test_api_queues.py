@@ -1,6 +1,6 @@
 """The REST API of queues, exchanges, channels and settings."""
 
-from datetime import time, timedelta
+from datetime import datetime, time, timedelta
 from urllib.parse import quote
 
 import pytest
@@ -17,7 +17,7 @@ from tests.support.toolbox import call_before, stored_queue, wait_until
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
     "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered",
-    "limits_until", "first_seen", "last_seen",
+    "limits_until", "diagnosis", "first_seen", "last_seen",
 }  # fmt: skip
 
 
@@ -45,6 +45,19 @@ def test_a_queue_is_shown_with_all_its_fields(alice, pulse_user, settings):
     assert program.get("queues/").json() == [data]
     for spelling in (queue.uuid.hex, str(queue.uuid).upper()):
         assert program.get(f"queues/{spelling}/").json() == data
+
+
+def test_a_queue_is_diagnosed_from_what_is_stored(alice, pulse_user):
+    now = timezone.now()
+    since = now - timedelta(minutes=5)
+    Watch.objects.create(consumers_counted_at=now)
+    queue = row("queue/alice/q", pulse_user, consumers=0, unattended_since=since)
+    found = Program(alice).get(f"queues/{queue.uuid}/").json()["diagnosis"]
+    assert set(found) == {"code", "text", "since"}
+    assert (found["code"], found["text"][:43]) == ("no_consumer", "It has had no consumer for 5 minutes. Guard")
+    assert datetime.fromisoformat(found["since"]) == since
+    Queue.objects.update(state="gone")
+    assert Program(alice).get(f"queues/{queue.uuid}/").json()["diagnosis"] is None
 
 
 def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):

@@ -474,10 +474,12 @@ def test_the_json_of_a_dry_run_has_the_table(blocked, pulse_user, amqp, capsys):
     with pytest.raises(SystemExit) as ended:
         call_command("monitor_queues", "--dry-run", "--json")
     assert ended.value.code == 3
-    first, *others = json.loads(capsys.readouterr().out)["condemned"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["diagnoses"]["no_consumer"] == 0  # nothing was counted yet
+    first, *others = report["condemned"]
     assert first == {
         "vhost": blocked, "queue": "queue/alice/longer", "owner": "alice", "length": 12, "limit": 10,
-        "per_second": None, "consumers": 0, "reason": "",
+        "per_second": None, "consumers": 0, "reason": "", "diagnosis": None,
     }  # fmt: skip
     assert [(line["queue"], line["owner"], line["reason"]) for line in others] == [
         (name, "nobody", "brake") for _, name in long_queues(blocked)

@@ -135,6 +135,15 @@ def test_queues_with_stalled_consumers_are_counted():
     assert value(scrape(), "guardian_queues_stalled") == 2
 
 
+def test_queues_are_counted_by_diagnosis():
+    codes = ["stalled", "stalled", "healthy", ""]
+    Queue.objects.bulk_create([make_queue(number, diagnosis=code) for number, code in enumerate(codes)])
+    figures = scrape()
+    assert [value(figures, "guardian_queues_diagnosed", code=code) for code in ("stalled", "healthy", "unknown")] == [
+        2, 1, 0,
+    ]  # fmt: skip
+
+
 def test_the_last_pass_is_shown_and_pruning_does_not_lower_the_total():
     for minutes in (30, 20, 10):
         at = timezone.now() - timedelta(minutes=minutes)

@@ -16,6 +16,7 @@ from queues.guard import deleter, monitor, once
 from queues.guard.brake_table import Line, totals
 from queues.guard.deleter_threads import keep_connection
 from queues.guard.pass_run import Report
+from queues.rules.listing import count_by_diagnosis
 from rabbit.names import QueueName, readable
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Command(BaseCommand):
 
     def _print(self, options: dict[str, Any], report: Report) -> int:
         if options["json"]:
-            self.stdout.write(json.dumps(report.as_json()))
+            self.stdout.write(json.dumps({**report.as_json(), "diagnoses": count_by_diagnosis()}))
         else:
             self.stdout.write(as_text(report))
         self.stdout.flush()
