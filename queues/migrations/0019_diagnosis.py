@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('queues', '0018_restore'),
+        ('queues', '0018_last_call'),
     ]
 
     operations = [

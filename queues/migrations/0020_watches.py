@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('queues', '0018_restore'),
+        ('queues', '0019_diagnosis'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

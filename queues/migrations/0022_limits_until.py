@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('queues', '0018_restore'),
+        ('queues', '0021_moves'),
     ]
 
     operations = [
@@ -28,6 +28,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='queueevent',
             name='kind',
-            field=models.CharField(choices=[('warned', 'reached its warning threshold'), ('recovered', 'back to normal'), ('condemned', 'over its deletion limit'), ('kept', 'kept after a recheck'), ('deleted', 'deleted by Guardian'), ('gone', 'no longer on the broker'), ('returned', 'back on the broker'), ('removing', 'deletion requested'), ('removed', 'deleted'), ('purged', 'purged'), ('adjusted', 'limits changed'), ('restored', 'restore started'), ('ended', 'temporary limits ended'), ('prolonged', 'temporary limits kept, as it is over the old ones'), ('asked', 'higher limit requested'), ('declined', 'higher limit declined'), ('skipped', 'skipped when an event was published'), ('rejected', 'full when an event was published')], max_length=10),
+            field=models.CharField(choices=[('warned', 'reached its warning threshold'), ('last_call', 'last call before its deletion'), ('recovered', 'back to normal'), ('condemned', 'over its deletion limit'), ('kept', 'kept after a recheck'), ('deleted', 'deleted by Guardian'), ('gone', 'no longer on the broker'), ('returned', 'back on the broker'), ('removing', 'deletion requested'), ('removed', 'deleted'), ('purged', 'purged'), ('adjusted', 'limits changed'), ('restored', 'restore started'), ('ended', 'temporary limits ended'), ('prolonged', 'temporary limits kept, as it is over the old ones'), ('asked', 'higher limit requested'), ('declined', 'higher limit declined'), ('skipped', 'skipped when an event was published'), ('rejected', 'full when an event was published')], max_length=10),
         ),
     ]

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('queues', '0018_restore'),
+        ('queues', '0017_restore'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
