@@ -157,6 +157,14 @@ class Queue(models.Model):
     merged = models.PositiveIntegerField(
         db_column="folded", default=0, help_text="The changes in this quiet period that no message reported."
     )
+    warned_since = models.DateTimeField(
+        "over its warning threshold since", null=True, help_text="Empty: it is not over it."
+    )
+    reminded_at = models.DateTimeField(null=True, help_text="When owners were last reminded that it still is.")
+    acknowledged_at = models.DateTimeField(
+        null=True, help_text="When a warning was last acknowledged. One from before the present warning counts no more."
+    )
+    acknowledged_by = models.ForeignKey(Owner, null=True, on_delete=models.SET_NULL, related_name="+", db_index=False)
 
     first_seen = models.DateTimeField()  # of the present queue: anew when it is declared after it was gone
     last_seen = models.DateTimeField(
@@ -216,6 +224,7 @@ class QueueEvent(models.Model):
         RESTORED = "restored", "restore started"
         ASKED = "asked", "higher limit requested"
         DECLINED = "declined", "higher limit declined"
+        ACKNOWLEDGED = "acked", "warning acknowledged"
         SKIPPED = "skipped", "skipped when an event was published"
         REJECTED = "rejected", "full when an event was published"
 

@@ -31,6 +31,7 @@ class MessageKind(Enum):
     WARNING = "warning"
     RECOVERY = "recovery"
     SUMMARY = "summary"
+    REMINDER = "reminder"
 
 
 def is_over(until: datetime | None, now: datetime) -> bool:
