@@ -2,11 +2,16 @@
 
 from core.formatting import counted, duration
 from notifications import kinds
-from notifications.kinds import Brief
+from notifications.kinds import Brief, Severity
 from queues.mails import about_broker, about_queues
 from queues.mails.about_queues import Details
 
 WARNED, NORMAL = "over the warning threshold", "back to normal"
+STILL = "still over the warning threshold"
+
+
+def _still_over(facts: Details) -> str:
+    return f"{STILL}, for {duration(facts['seconds_over'])}"
 
 
 def _summary(facts: Details) -> Brief:
@@ -38,13 +43,23 @@ WARNING = kinds.register(
     "a queue reached its warning threshold",
     about_queues.warning,
     topic=LENGTH,
+    severity=Severity.WARNING,
     brief=lambda facts: Brief(WARNED, WARNED),
+)
+REMINDER = kinds.register(
+    "reminder",
+    "a queue is still over its warning threshold",
+    about_queues.reminder,
+    topic=LENGTH,
+    severity=Severity.WARNING,
+    brief=lambda facts: Brief(_still_over(facts), STILL),
 )
 RECOVERY = kinds.register(
     "recovery",
     "a queue is back to normal",
     about_queues.recovery,
     topic=LENGTH,
+    severity=Severity.NORMAL,
     brief=lambda facts: Brief(NORMAL, NORMAL),
 )
 SUMMARY = kinds.register(
@@ -52,10 +67,17 @@ SUMMARY = kinds.register(
     "a queue crossed its warning threshold several times",
     about_queues.summary,
     topic=LENGTH,
+    severity=None,
     brief=_summary,
 )
 DELETION = kinds.register(
-    "deletion", "Guardian deleted a queue", about_queues.deletion, topic=LENGTH, is_final=True, brief=_deletion
+    "deletion",
+    "Guardian deleted a queue",
+    about_queues.deletion,
+    topic=LENGTH,
+    severity=Severity.CRITICAL,
+    is_final=True,
+    brief=_deletion,
 )
 LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", about_queues.limit_request)
 LIMIT_ANSWER = kinds.register(
@@ -80,6 +102,7 @@ NO_CONSUMERS = kinds.register(
     "a queue has no consumer",
     about_queues.no_consumers,
     topic=CONSUMERS,
+    severity=Severity.WARNING,
     brief=lambda facts: _lasting("no consumer", "without a consumer", facts),
 )
 CONSUMERS_BACK = kinds.register(
@@ -87,6 +110,7 @@ CONSUMERS_BACK = kinds.register(
     "a queue has a consumer again",
     about_queues.consumers_back,
     topic=CONSUMERS,
+    severity=Severity.NORMAL,
     brief=lambda facts: Brief("has a consumer again", "with a consumer again"),
 )
 STALLED = kinds.register(
@@ -94,6 +118,7 @@ STALLED = kinds.register(
     "a queue's consumers acknowledge nothing",
     about_queues.stalled,
     topic=PROGRESS,
+    severity=Severity.WARNING,
     brief=lambda facts: _lasting("nothing acknowledged", "stalled", facts),
 )
 STALL_OVER = kinds.register(
@@ -101,6 +126,7 @@ STALL_OVER = kinds.register(
     "a queue's consumers acknowledge messages again",
     about_queues.stall_over,
     topic=PROGRESS,
+    severity=Severity.NORMAL,
     brief=lambda facts: Brief("no longer stalled", "no longer stalled"),
 )
 WEEKLY = kinds.register("weekly", "an owner's weekly summary", about_queues.weekly, needs_active_recipient=True)
