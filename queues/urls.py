@@ -2,7 +2,18 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues.pages import archives, destroy, exchanges, limits, queue, queue_list, replays, restores, selected
+from queues.pages import (
+    archives,
+    destroy,
+    exchanges,
+    limits,
+    notices,
+    queue,
+    queue_list,
+    replays,
+    restores,
+    selected,
+)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -16,6 +27,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/limits/", limits.queue_limits, name="queue_limits"),
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limits.queue_limit_request, name="queue_limit_request"),
+    path("queues/<uuid:uuid>/mute/", notices.queue_mute, name="queue_mute"),
+    path("queues/<uuid:uuid>/acknowledge/", notices.queue_acknowledge, name="queue_acknowledge"),
     # Archives
     path("archives/", archives.archives_page, name="archives"),
     path("archives/<uuid:uuid>/", archives.archive_page, name="archive"),
