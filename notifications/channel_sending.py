@@ -98,9 +98,9 @@ def _send_to_one(channel: Channel, message: Message, deadline: float) -> bool:
     """Send a message to its channel, and return False if the time is over. Raises ChannelFailed."""
     if time.monotonic() >= deadline:
         return False
-    _, *said = message
+    _, title, body, event = message
     try:
-        channels.post(channel, *said)
+        channels.post(channel, title, body, event)
     except channels.ChannelFailed:
         raise
     except Exception as error:

@@ -229,7 +229,7 @@ def _notify(plugin: NotifyBase, title: str, body: str, event: Event) -> bool:
 def _close_alert(plugin: NotifyOpsgenie, note: str, event: Event) -> bool:
     """Close an alert by its alias. Apprise closes only those that the same process opened."""
     answer = public_https.client.post(
-        f"{OPSGENIE_API_LOOKUP[plugin.region_name]}/{event.incident}/close",
+        f"{OPSGENIE_API_LOOKUP[str(plugin.region_name)]}/{event.incident}/close",
         data=json.dumps({"source": "Guardian", "note": note}),
         params={"identifierType": "alias"},
         headers={"Content-Type": "application/json", "Authorization": f"GenieKey {plugin.apikey}"},

@@ -37,8 +37,8 @@ class Kind:
 
     - ``topic``: what it says about its subject. A later notification of this topic replaces an unsent one. A
       notification with a topic is not sent once its subject is gone, and may be sent in one message with others.
-    - ``severity``: None is that of the queue's state in the facts. What is critical waits for no quiet hours, and can't
-      be muted unless it is final.
+    - ``severity``: None is that of the queue's state in the facts. What is critical waits for no quiet hours, and
+      owners choose it as they choose deletions.
     - ``is_final``: it replaces unsent notifications of all topics, and is itself never replaced.
     - ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in.
     - ``content`` returns what the message says, and raises ``Obsolete``.
@@ -53,6 +53,11 @@ class Kind:
     is_final: bool = False
     needs_active_recipient: bool = False
     brief: Callable[[Mapping[str, Any]], Brief] = lambda facts: Brief("", "")
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether something is lost, or will be soon."""
+        return self.severity is Severity.CRITICAL
 
     def severity_of(self, facts: Mapping[str, Any]) -> Severity:
         return self.severity or (Severity.WARNING if facts.get("state") == "warned" else Severity.NORMAL)

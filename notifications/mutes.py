@@ -1,7 +1,7 @@
 """Which notifications an owner gets, and in which channels. All, unless they are muted.
 
-An owner mutes topics of a Pulse user's queues, or one queue until a time. Deletions of a muted queue, and what is
-critical, are sent all the same.
+An owner mutes topics of a Pulse user's queues, or one queue until a time. What is critical about a muted queue, such as
+its deletion, is sent all the same.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from accounts.models import Owner, PulseUser
 from core import bulk
 from core.refusals import Refusal
 from notifications.audience import Recipient
-from notifications.kinds import Kind, Severity
+from notifications.kinds import Kind
 from notifications.models import Mute, SubjectMute
 
 LONGEST = timedelta(days=366)
@@ -37,9 +37,7 @@ Choice = tuple[str, str]
 
 def topic_of(kind: Kind) -> str:
     """Return the topic by which a kind of notification is chosen, or an empty text if it can't be muted."""
-    if kind.severity is Severity.CRITICAL and not kind.is_final:
-        return ""
-    topic = DELETION if kind.is_final else kind.topic
+    topic = DELETION if kind.is_critical else kind.topic
     return topic if topic in TOPICS else ""
 
 

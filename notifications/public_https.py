@@ -174,7 +174,7 @@ class _Adapter(bounded_requests.Adapter):
             if not (request.url or "").lower().startswith("https://"):
                 raise Unreachable("it leads to a plain http:// address, and messages are sent over HTTPS only")
             content = request.body or b""
-            request.headers.update(attempt.headers(content if isinstance(content, bytes) else content.encode()))
+            request.headers.update(attempt.headers(content if isinstance(content, bytes) else str(content).encode()))
             response = super().send(request, verify=verify or True)
         except Unreachable as error:
             attempt.reason = str(error)

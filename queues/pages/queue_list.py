@@ -103,7 +103,11 @@ class Row:
         """Who acknowledged the present warning, or an empty text."""
         if not is_acknowledged(self.queue):
             return ""
-        return self.queue.acknowledged_by.email if self.queue.acknowledged_by else "a former owner"
+        return self.queue.acknowledged_by.email if self.queue.acknowledged_by else "A former owner"
+
+    @property
+    def on_it_briefly(self) -> str:
+        return self.on_it.partition("@")[0]
 
     @cached_property
     def state(self) -> Condition:

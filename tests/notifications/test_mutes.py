@@ -113,7 +113,7 @@ def test_the_deletion_of_a_muted_queue_is_notified(pulse_user, alice):
     assert sent_to(pulse_user, DELETION) == {(alice.email, "email")}
 
 
-def test_what_is_critical_cannot_be_muted_and_waits_for_no_quiet_hours(pulse_user, alice, monkeypatch):
+def test_what_is_critical_about_a_muted_queue_is_sent_and_waits_for_no_quiet_hours(pulse_user, alice, monkeypatch):
     critical = replace(kinds.get(WARNING), severity=kinds.Severity.CRITICAL)
     monkeypatch.setitem(kinds._kinds, WARNING, critical)
     alice.quiet_from, alice.quiet_until = time(0), time(23, 59, 59, 999_999)

@@ -51,7 +51,7 @@ def test_an_owner_mutes_a_queue_on_its_page_and_only_they_see_it(warned, alice, 
     done = signed_in(alice).post(f"{path}mute/", {"set": "1", "until": in_a_week()}, follow=True)
     assert "Muted until" in done.text
     assert "You muted this queue until" in done.text
-    assert "muted until" in signed_in(alice).get("/queues/").text
+    assert "You muted it until" in signed_in(alice).get("/queues/").text
     assert "muted" not in signed_in(bob).get("/queues/").text
     unmuted = signed_in(alice).post(f"{path}mute/", {"unmute": "1"}, follow=True)
     assert "You get their notifications again." in unmuted.text
@@ -134,7 +134,7 @@ def test_only_a_warning_can_be_acknowledged(alice, pulse_user):
 def test_an_acknowledgement_outlives_its_owner(warned, alice, bob):
     notices.acknowledge(warned, bob)
     get_user_model().objects.get(pk=bob.pk).delete()
-    assert "a former owner is on it" in signed_in(alice).get("/queues/").text
+    assert "A former owner is on it" in signed_in(alice).get("/queues/").text
 
 
 # Passes
