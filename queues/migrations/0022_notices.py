@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('queues', '0016_deleter'),
+        ('queues', '0018_restore'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -36,6 +36,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='queueevent',
             name='kind',
-            field=models.CharField(choices=[('warned', 'reached its warning threshold'), ('recovered', 'back to normal'), ('condemned', 'over its deletion limit'), ('kept', 'kept after a recheck'), ('deleted', 'deleted by Guardian'), ('gone', 'no longer on the broker'), ('returned', 'back on the broker'), ('removing', 'deletion requested'), ('removed', 'deleted'), ('purged', 'purged'), ('adjusted', 'limits changed'), ('asked', 'higher limit requested'), ('declined', 'higher limit declined'), ('acked', 'warning acknowledged'), ('skipped', 'skipped when an event was published'), ('rejected', 'full when an event was published')], max_length=10),
+            field=models.CharField(choices=[('warned', 'reached its warning threshold'), ('recovered', 'back to normal'), ('condemned', 'over its deletion limit'), ('kept', 'kept after a recheck'), ('deleted', 'deleted by Guardian'), ('gone', 'no longer on the broker'), ('returned', 'back on the broker'), ('removing', 'deletion requested'), ('removed', 'deleted'), ('purged', 'purged'), ('adjusted', 'limits changed'), ('restored', 'restore started'), ('asked', 'higher limit requested'), ('declined', 'higher limit declined'), ('acked', 'warning acknowledged'), ('skipped', 'skipped when an event was published'), ('rejected', 'full when an event was published')], max_length=10),
         ),
     ]
