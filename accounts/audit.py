@@ -207,5 +207,7 @@ watch(
         "quiet_until", "weekly_summary",
     ),
 )  # fmt: skip
-watch(PulseUser, ("username", "warn_length", "max_length", "keeps_archives"), many_to_many=("owners",))
+watch(
+    PulseUser, ("username", "warn_length", "max_length", "keeps_archives", "hold_off_minutes"), many_to_many=("owners",)
+)
 watch(NotificationAddress, ("email", "pulse_user", "confirmed_at"))

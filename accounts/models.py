@@ -368,6 +368,9 @@ class PulseUser(models.Model):
         db_default=True,
         help_text="Keep the messages of deleted and purged queues for a while. Switch it off for confidential data.",
     )
+    hold_off_minutes = models.PositiveSmallIntegerField(
+        default=0, db_default=0, help_text="Owners are warned when a queue has been over its threshold for so long."
+    )
     password_exposed_at = models.DateTimeField(
         null=True,
         editable=False,

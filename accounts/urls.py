@@ -53,6 +53,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(
         "pulse-users/<pulse_user:username>/thresholds/", pulse_users.pulse_user_thresholds, name="pulse_user_thresholds"
     ),
+    path("pulse-users/<pulse_user:username>/hold-off/", pulse_users.pulse_user_hold_off, name="pulse_user_hold_off"),
     path("pulse-users/<pulse_user:username>/archives/", pulse_users.pulse_user_archives, name="pulse_user_archives"),
     path("pulse-users/<pulse_user:username>/delete/", pulse_users.pulse_user_delete, name="pulse_user_delete"),
     path("invitations/<uuid:uuid>/", invitations.invitation_page, name="invitation"),

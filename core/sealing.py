@@ -12,6 +12,7 @@ from django.conf import settings
 from django.utils.encoding import force_bytes
 
 CHANNELS = "guardian: the addresses of channels"
+SIGNING = "guardian: what messages to webhooks are signed with"
 CONFIGURATIONS = "guardian: the configurations of agents"
 PASSWORDS = "guardian: passwords that are set later"
 
@@ -32,7 +33,7 @@ def unseal(purpose: str, sealed: str, max_age_seconds: int | None = None) -> str
     try:
         return _keys(purpose).decrypt(sealed.encode(), max_age_seconds).decode()
     except InvalidToken as error:
-        raise CannotUnseal("Guardian's SECRET_KEY was changed, so this can't be read any more.") from error
+        raise CannotUnseal("Guardian has another key now, so this can't be read any more.") from error
 
 
 def _keys(purpose: str) -> MultiFernet:

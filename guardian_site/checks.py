@@ -30,6 +30,8 @@ from rabbit.addresses import split_addresses
 
 MAX_QUEUE_NAME_LENGTH = 255
 
+HOURS_OF_DAY = 24
+
 SEARCH_SECONDS = 3
 """The timeout for searching the sample names with a regular expression of a setting."""
 
@@ -58,6 +60,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
         *_addresses(),
         *_task_queue(),
         *_lengths(),
+        *_reminders(),
         *_choices(),
         *_bounds(),
         *_message_store(),
@@ -182,6 +185,16 @@ def _task_queue() -> Iterable[CheckMessage]:
                 "blocks all publishers, including Celery, and Guardian would stop when you need it most."
             ),
             id="guardian.E004",
+        )
+
+
+def _reminders() -> Iterable[CheckMessage]:
+    hours = settings.GUARDIAN_REMINDER_HOURS
+    if 0 < hours < HOURS_OF_DAY:
+        yield Error(
+            f"GUARDIAN_REMINDER_HOURS is {hours}.",
+            hint="Set it to at least 24, or to 0 for no reminders: nobody gets more than one a day about a queue.",
+            id="guardian.E034",
         )
 
 

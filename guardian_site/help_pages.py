@@ -15,7 +15,7 @@ from guardian_site.markdown import to_html
 DOCS = settings.BASE_DIR / "docs"
 INDEX = "README"
 DOCUMENTS = {path.stem: path for path in sorted(DOCS.glob("*.md"))}
-EXAMPLES = {path.name: path for path in sorted((DOCS / "examples").glob("*.py"))}
+EXAMPLES = {path.name: path for path in sorted((DOCS / "examples").glob("*.*"))}
 
 
 @require_safe
@@ -34,7 +34,7 @@ def document(request: HttpRequest, name: str) -> HttpResponse:
 
 @require_safe
 def example(request: HttpRequest, name: str) -> HttpResponse:
-    """Return the program of an example as text."""
+    """Return the text of an example: a program, or a JSON schema."""
     if name not in EXAMPLES:
         raise Http404
     return HttpResponse(EXAMPLES[name].read_text(), content_type="text/plain; charset=utf-8")

@@ -13,11 +13,17 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api.views import Request
 from accounts.models import UNCHANGED, Owner, PulseUser
-from core.endpoints import StrictParameters, read
+from core.endpoints import SHOWN_ONCE, StrictParameters, read
 from notifications import channels, mutes, preferences
 from notifications.audience import EMAIL
 from notifications.models import Channel
-from notifications.serializers import ChannelSerializer, MutesSerializer, NewChannelSerializer, PreferencesSerializer
+from notifications.serializers import (
+    ChannelSerializer,
+    MadeChannelSerializer,
+    MutesSerializer,
+    NewChannelSerializer,
+    PreferencesSerializer,
+)
 
 
 @extend_schema_view(
@@ -29,20 +35,23 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
 
     serializer_class = ChannelSerializer
     lookup_field = "uuid"
+    tells_secrets = ("create",)
 
     def get_queryset(self) -> QuerySet[Channel]:
         """Return the visitor's own channels, for operators too."""
         return Channel.objects.filter(owner=self.request.user.pk)
 
-    @extend_schema(request=NewChannelSerializer, responses={201: ChannelSerializer})
+    @extend_schema(request=NewChannelSerializer, responses={201: MadeChannelSerializer})
     def create(self, request: Request) -> Response:
         """Create a channel.
 
         Nothing is sent to it yet. The address must use https. It must be public, unless operators allow private ones.
+        Messages to a webhook are signed: `secret` is shown in this response only.
         """
         body = read(NewChannelSerializer, request)
         channel = channels.create_channel(request.user, body["name"], body["url"])
-        return Response(self.get_serializer(channel).data, HTTPStatus.CREATED)
+        data = {**self.get_serializer(channel).data, "secret": channels.secret_of(channel)}
+        return Response(data, HTTPStatus.CREATED, headers=SHOWN_ONCE)
 
     def destroy(self, request: Request, uuid: str) -> Response:
         """Delete a channel. Pending notifications to it are not sent."""

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from django.utils import timezone
 
-from notifications import channels, claims, grouping, kinds, mails
+from notifications import channels, claims, events, grouping, mails
 from notifications.claims import (
     DeliveryCounts,
     claim,
@@ -17,6 +17,7 @@ from notifications.claims import (
     release,
     render_or_fail,
 )
+from notifications.events import Event
 from notifications.grouping import Delivery
 from notifications.models import Channel, Notification
 from rabbit.threads import ContextThreadPool
@@ -28,8 +29,8 @@ MAX_SENDING_SECONDS = 30
 
 MAX_CONCURRENT_CHANNELS = 8
 
-Message = tuple[Delivery, str, str]
-"""The notifications of a message, its title and its text."""
+Message = tuple[Delivery, str, str, Event]
+"""The notifications of a message, its title and its text, and the event of the first one."""
 
 
 def send_to_channels(counts: DeliveryCounts) -> None:
@@ -63,11 +64,11 @@ def _send_concurrently(
                 was_sent = future.result()
             except channels.ChannelFailed as error:
                 channels.record_result(channel, str(error))
-                for delivery, _, _ in messages:
+                for delivery, *_ in messages:
                     postpone(delivery, error, counts)
                 continue
             if not was_sent:
-                for delivery, _, _ in messages:
+                for delivery, *_ in messages:
                     release(delivery, state=Notification.State.DUE, due_at=timezone.now())
                 continue
             channels.record_result(channel)
@@ -86,9 +87,10 @@ def _render_by_channel(batch: list[Delivery], counts: DeliveryCounts) -> dict[Ch
         if channel is None:
             release(delivery, state=Notification.State.FAILED, last_error=claims.CHANNEL_REMOVED)
             continue
-        rendered = render_or_fail(delivery, mails.in_text, counts)
-        if rendered is not None:
-            messages.setdefault(channel, []).append((delivery, *rendered))
+        for part in [[one] for one in delivery] if channels.is_for_programs(channel) else [delivery]:
+            rendered = render_or_fail(part, mails.in_text, counts)
+            if rendered is not None:
+                messages.setdefault(channel, []).append((part, *rendered, events.of(part[0])))
     return messages
 
 
@@ -96,10 +98,9 @@ def _send_to_one(channel: Channel, message: Message, deadline: float) -> bool:
     """Send a message to its channel, and return False if the time is over. Raises ChannelFailed."""
     if time.monotonic() >= deadline:
         return False
-    delivery, title, body = message
+    _, title, body, event = message
     try:
-        is_critical = any(kinds.get(one.kind).is_critical for one in delivery)
-        channels.post(channel, title, body, is_critical=is_critical)
+        channels.post(channel, title, body, event)
     except channels.ChannelFailed:
         raise
     except Exception as error:

@@ -5,8 +5,12 @@ appears in logs, errors or pages, which show the service and host. Messages are 
 addresses unless an operator allows others; ``public_https.py`` checks this for each message.
 """
 
+import hashlib
+import hmac
+import json
 import logging
 import re
+import secrets
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 from apprise import Apprise, AppriseAsset, NotifyBase, NotifyFormat, NotifyType, OverflowMode, PersistentStoreMode
 from apprise.plugins import url_to_dict
 from apprise.plugins.custom_json import NotifyJSON
+from apprise.plugins.opsgenie import OPSGENIE_API_LOOKUP, NotifyOpsgenie
+from apprise.plugins.pagerduty import NotifyPagerDuty
 from django.conf import settings
 from django.core.cache import cache
 from django.core.exceptions import ValidationError
@@ -25,7 +31,9 @@ from accounts.models import Owner
 from core import limits, sealing
 from core.refusals import Refusal
 from core.texts import check_line
-from notifications import public_https
+from notifications import events, public_https
+from notifications.events import Event
+from notifications.kinds import Severity
 from notifications.models import Channel
 
 TEST_LOCK_SECONDS = 15
@@ -35,8 +43,8 @@ MAX_NAME_LENGTH = 100
 MAX_URL_LENGTH = 2000
 
 # The allowed services, whose messages are single requests over HTTPS, and the host that pages show; empty: the host of
-# the address. Apprise has more than a hundred others. Some of them send paid mail or SMS, open incidents, use plain
-# TCP, write files, or notify the desktop of the machine.
+# the address. Apprise has more than a hundred others. Some of them send paid mail or SMS, use plain TCP, write files,
+# or notify the desktop of the machine.
 SERVICES = {
     "discord": "discord.com",
     "flock": "flock.com",
@@ -46,6 +54,8 @@ SERVICES = {
     "mmosts": "",
     "nctalks": "",
     "ntfys": "",
+    "opsgenie": "opsgenie.com",
+    "pagerduty": "pagerduty.com",
     "pover": "pushover.net",
     "rockets": "",
     "slack": "slack.com",
@@ -59,6 +69,21 @@ SERVICES = {
 }
 
 WEBHOOK = "Webhook"
+
+FOR_PROGRAMS = (WEBHOOK, str(NotifyPagerDuty.service_name), str(NotifyOpsgenie.service_name))
+"""Services that get each notification by itself, because programs read it."""
+
+SIGNATURE = "X-Guardian-Signature"
+"""The header with the HMAC-SHA256 of the body, in hexadecimal digits after "sha256=", of messages to webhooks."""
+
+NOTIFY_TYPES = {
+    Severity.CRITICAL: NotifyType.FAILURE,
+    Severity.WARNING: NotifyType.WARNING,
+    Severity.NORMAL: NotifyType.SUCCESS,
+    Severity.INFO: NotifyType.INFO,
+}
+OPSGENIE_PRIORITIES = {Severity.CRITICAL: 1, Severity.WARNING: 3, Severity.INFO: 5}
+"""P1 is the highest. A normal one closes the alert."""
 
 # Mentions of everybody in a room, and of somebody in Discord's form, which may occur in a queue's name. They are
 # disabled in mail addresses too, as services differ in where they recognize a mention. The text looks the same.
@@ -104,12 +129,24 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
         raise ValidationError({"name": why}) from error
     sender = _sender(url.strip())
     sealed = sealing.seal(sealing.CHANNELS, url.strip())
+    secret = sealing.seal(sealing.SIGNING, secrets.token_hex(32)) if sender.service == WEBHOOK else ""
     try:
         with transaction.atomic():
             quotas.require_room(quotas.CHANNELS, owner, owner.channels.all())
-            return Channel.objects.create(owner=owner, name=name, service=sender.shown(), sealed_url=sealed)
+            return Channel.objects.create(
+                owner=owner, name=name, service=sender.shown(), sealed_url=sealed, sealed_secret=secret
+            )
     except IntegrityError as error:
         raise ValidationError({"name": "You have a channel of this name; choose another name."}) from error
+
+
+def secret_of(channel: Channel) -> str:
+    """Return what messages to this webhook are signed with, or an empty text. Show it only once."""
+    return sealing.unseal(sealing.SIGNING, channel.sealed_secret) if channel.sealed_secret else ""
+
+
+def is_for_programs(channel: Channel) -> bool:
+    return channel.service.partition(" at ")[0] in FOR_PROGRAMS
 
 
 def delete_channel(channel: Channel) -> None:
@@ -133,16 +170,16 @@ def test_channel(channel: Channel) -> None:
 
 
 def send(channel: Channel, title: str, body: str) -> None:
-    """Send a message now, and record the result. It takes at most 9 seconds. Raises ChannelFailed."""
+    """Send a test message now, and record the result. It takes at most 9 seconds. Raises ChannelFailed."""
     try:
-        post(channel, title, body)
+        post(channel, title, body, events.of_test(timezone.now().isoformat()))
     except ChannelFailed as error:
         record_result(channel, str(error))
         raise
     record_result(channel)
 
 
-def post(channel: Channel, title: str, body: str, *, is_critical: bool = False) -> None:
+def post(channel: Channel, title: str, body: str, event: Event) -> None:
     """Send a message now, without using the database. The body is truncated to the service's limit.
 
     Services show a critical message as a failure, in red where they have colours.
@@ -151,23 +188,57 @@ def post(channel: Channel, title: str, body: str, *, is_critical: bool = False) 
     """
     try:
         sender = _sender(sealing.unseal(sealing.CHANNELS, channel.sealed_url))
+        secret = secret_of(channel).encode()
     except sealing.CannotUnseal as error:
         raise ChannelFailed(
-            "its address can't be decrypted, because SECRET_KEY has changed; delete the channel and add it again"
+            "Guardian has another key now, so it can't read the address; delete the channel and add it again"
         ) from error
     except BadChannel as error:
         raise ChannelFailed(str(error).rstrip(".")) from error
     if sender.service != WEBHOOK:
         title, body = (MENTION.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
     public_https.confine(sender.plugin)
-    severity = NotifyType.FAILURE if is_critical else NotifyType.INFO
-    delivered, attempt = public_https.run_with_deadline(
-        lambda: sender.plugin.notify(
-            body, title, severity, body_format=NotifyFormat.TEXT, overflow=OverflowMode.TRUNCATE
-        )
-    )
+
+    def signed(content: bytes) -> dict[str, str]:
+        return {SIGNATURE: f"sha256={hmac.new(secret, content, hashlib.sha256).hexdigest()}"} if secret else {}
+
+    delivered, attempt = public_https.run_with_deadline(lambda: _notify(sender.plugin, title, body, event), signed)
     if not delivered or attempt.status is None:
         raise ChannelFailed(_why(attempt))
+
+
+def _notify(plugin: NotifyBase, title: str, body: str, event: Event) -> bool:
+    """Send a message through a plugin. On-call services open an incident, or end the one that an earlier one opened."""
+    if isinstance(plugin, NotifyJSON):
+        plugin.payload_extras.update(event.fields)
+    elif isinstance(plugin, NotifyPagerDuty):
+        plugin.action, plugin.dedup, plugin.click, plugin.source = "map", event.incident, event.url, "Guardian"
+    elif isinstance(plugin, NotifyOpsgenie):
+        if event.severity is Severity.NORMAL:
+            return _close_alert(plugin, body, event)
+        plugin.action, plugin.alias, plugin.entity = "new", event.incident, None
+        plugin.priority, plugin.batch_size = OPSGENIE_PRIORITIES[event.severity], max(1, len(plugin.targets))
+    return bool(
+        plugin.notify(
+            body,
+            title,
+            notify_type=NOTIFY_TYPES[event.severity],
+            body_format=NotifyFormat.TEXT,
+            overflow=OverflowMode.TRUNCATE,
+        )
+    )
+
+
+def _close_alert(plugin: NotifyOpsgenie, note: str, event: Event) -> bool:
+    """Close an alert by its alias. Apprise closes only those that the same process opened."""
+    answer = public_https.client.post(
+        f"{OPSGENIE_API_LOOKUP[str(plugin.region_name)]}/{event.incident}/close",
+        data=json.dumps({"source": "Guardian", "note": note}),
+        params={"identifierType": "alias"},
+        headers={"Content-Type": "application/json", "Authorization": f"GenieKey {plugin.apikey}"},
+        timeout=plugin.request_timeout,
+    )
+    return answer.status_code in (HTTPStatus.OK, HTTPStatus.ACCEPTED)
 
 
 def record_result(channel: Channel, error: str = "") -> None:

@@ -58,23 +58,20 @@ def enqueue(notices: Sequence[Notice], now: datetime, lease: HeldLease | None = 
     """
     people = recipients_of(notice.ownership for notice in notices)
     pulse_users = {notice.pulse_user_id for notice in notices if notice.pulse_user_id is not None}
-    muted = mutes.of_pulse_users(pulse_users)
+    muted = mutes.load(pulse_users, {notice.subject for notice in notices if notice.subject}, now)
     operator_addresses = operators()
     rows: list[tuple[Any, ...]] = []
     for notice in notices:
         kind = kinds.get(notice.kind)
-        topic = mutes.topic_of(kind)
         everybody = people.get(notice.ownership, [])
         owners = [one.address for one in everybody if one.channel == EMAIL and not one.pulse_user]
-        interested = [
-            one
-            for one in everybody
-            if one.pulse_user or topic not in muted.get((notice.pulse_user_id or 0, one.address, one.channel), ())
-        ]
+        interested = [one for one in everybody if not muted.apply(kind, notice.pulse_user_id, notice.subject, one)]
         group = lease.holder if lease is not None and kind.topic else None
         for to in _recipients(notice, interested, operator_addresses):
             deferred = notice.deferred_until
-            if not kind.is_critical and (to.channel != EMAIL or to.address not in operator_addresses):
+            if kind.severity is not kinds.Severity.CRITICAL and (
+                to.channel != EMAIL or to.address not in operator_addresses
+            ):
                 deferred = deferred or deferred_until(*to.quiet, now)
             facts = {**notice.facts, "owners": owners}
             *_, zone = to.quiet

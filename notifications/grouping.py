@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django.conf import settings
 from django.urls import reverse
 
 from core.formatting import counted
@@ -31,8 +30,8 @@ MAX_SEPARATE = 3
 MAX_LINES = 200
 """The lines of a table. Some mail programs cut off mails of more than 100 kB."""
 
-MAX_BRIEF_LINES = 10
-"""The lines of a table in a channel."""
+MAX_BRIEF_LINES = 2
+"""The lines of a table in a channel, before the one with the link."""
 
 Delivery = Sequence[Notification]
 """The notifications of one message, at least one. They have the same recipient, channel, and claim."""
@@ -131,15 +130,13 @@ def _why(notification: Notification, pulse_users: Sequence[str]) -> Why | None:
 
 
 def brief_text(notifications: Delivery) -> str:
-    """Return the first lines of a table, for a channel."""
+    """Return the first lines of a table and a link, for a channel."""
     lines = _lines(notifications)
     text = []
     for one in lines[:MAX_BRIEF_LINES]:
         length = "" if one.length is None or one.is_final else f", {counted(one.length, 'message')}"
         text.append(f"{one.queue}: {one.happened}{length}")
-    if len(lines) > MAX_BRIEF_LINES:
-        text.append(f"… and {len(lines) - MAX_BRIEF_LINES:,} more")
-    return "\n".join([*text, settings.GUARDIAN_BASE_URL])
+    return "\n".join([*text, f"… and {len(lines) - MAX_BRIEF_LINES:,} more: {absolute_url(reverse('queues'))}"])
 
 
 def _lines(notifications: Delivery) -> list[Line]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notifications.content import Content
@@ -12,6 +13,15 @@ if TYPE_CHECKING:
 
 class Obsolete(Exception):
     """The subject no longer exists, or the request was handled in the meantime, so nothing is sent."""
+
+
+class Severity(StrEnum):
+    """How bad the news is. One that is normal ends what an earlier notification of its topic began."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    NORMAL = "normal"
+    INFO = "info"
 
 
 class Brief(NamedTuple):
@@ -27,9 +37,9 @@ class Kind:
 
     - ``topic``: what it says about its subject. A later notification of this topic replaces an unsent one. A
       notification with a topic is not sent once its subject is gone, and may be sent in one message with others.
+    - ``severity``: None is that of the queue's state in the facts. What is critical waits for no quiet hours, and
+      owners choose it as they choose deletions.
     - ``is_final``: it replaces unsent notifications of all topics, and is itself never replaced.
-    - ``is_critical``: something is lost, or will be soon. It waits for no quiet hours, owners choose it as they choose
-      deletions, and channels show it as a failure.
     - ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in.
     - ``content`` returns what the message says, and raises ``Obsolete``.
     - ``brief`` returns what the facts say, for a table. A kind with a topic needs it.
@@ -39,10 +49,18 @@ class Kind:
     text: str
     content: Callable[["Notification"], Content]
     topic: str = ""
+    severity: Severity | None = Severity.INFO
     is_final: bool = False
-    is_critical: bool = False
     needs_active_recipient: bool = False
     brief: Callable[[Mapping[str, Any]], Brief] = lambda facts: Brief("", "")
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether something is lost, or will be soon."""
+        return self.severity is Severity.CRITICAL
+
+    def severity_of(self, facts: Mapping[str, Any]) -> Severity:
+        return self.severity or (Severity.WARNING if facts.get("state") == "warned" else Severity.NORMAL)
 
 
 _kinds: dict[str, Kind] = {}

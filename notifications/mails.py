@@ -44,10 +44,12 @@ def compose(*notifications: Notification) -> EmailMultiAlternatives:
 
 
 def in_text(*notifications: Notification) -> tuple[str, str]:
-    """Return the subject and text for channels, which get only the first lines of a table. Raises Obsolete."""
-    said, why = _content(notifications)
-    text = _as_text(said, why) if len(notifications) == 1 else grouping.brief_text(notifications)
-    return _subject(said), text
+    """Return the subject and the text for channels, of three lines. Raises Obsolete."""
+    said, _ = _content(notifications)
+    if len(notifications) > 1:
+        return _subject(said), grouping.brief_text(notifications)
+    link = f"{said.action.text}: {said.action.url}" if said.action else settings.GUARDIAN_BASE_URL
+    return _subject(said), "\n".join([said.happened, f"Next: {said.next}", link])
 
 
 def _content(notifications: grouping.Delivery) -> tuple[Content, Why]:

@@ -66,6 +66,9 @@ class Channel(models.Model):
     name = models.CharField(max_length=100)
     service = models.CharField(max_length=100, editable=False, help_text="The service and host, as pages show them.")
     sealed_url = models.TextField(editable=False)
+    sealed_secret = models.TextField(
+        default="", db_default="", editable=False, help_text="What messages are signed with; empty: they are not."
+    )
     created = models.DateTimeField(auto_now_add=True)
     last_sent_at = models.DateTimeField(null=True, editable=False)
     last_error = models.CharField(max_length=300, blank=True, editable=False)
@@ -94,3 +97,18 @@ class Mute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.owner} gets no {self.topic} of {self.pulse_user} by {self.channel}"
+
+
+class SubjectMute(models.Model):
+    """An owner's choice not to be notified about one subject, such as a queue, until a time."""
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    subject = models.CharField(max_length=40, help_text="The subject's key, as in Notification.about.")
+    until = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["owner", "subject"], name="one_mute_of_a_subject")]
+        indexes = [models.Index(fields=["subject"])]
+
+    def __str__(self) -> str:
+        return f"{self.owner} gets nothing about {self.subject} until {self.until:%F}"

@@ -31,10 +31,19 @@ class Unreachable(Exception):
     """The host is not allowed, or cannot be reached. The text says why, without the address."""
 
 
+Headers = Callable[[bytes], Mapping[str, str]]
+"""Returns the headers to add to a request with this body."""
+
+
+def _no_headers(content: bytes) -> Mapping[str, str]:
+    return {}
+
+
 class Attempt:
     """The result of the requests of one ``run_with_deadline`` call."""
 
-    def __init__(self) -> None:
+    def __init__(self, headers: Headers) -> None:
+        self.headers = headers
         self.status: int | None = None
         """The HTTP status of the last answer."""
         self.reason = ""
@@ -44,12 +53,14 @@ class Attempt:
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 
-def run_with_deadline(action: Callable[[], bool]) -> tuple[bool, Attempt]:
+def run_with_deadline(action: Callable[[], bool], headers: Headers = _no_headers) -> tuple[bool, Attempt]:
     """Run an action that sends requests through ``client``, and return its result and that of the requests.
+
+    ``headers`` are added to each request.
 
     The call returns at the deadline of ``bounded_requests``, however slow the server is.
     """
-    attempt = Attempt()
+    attempt = Attempt(headers)
 
     def run() -> bool:
         _attempt.set(attempt)
@@ -99,10 +110,7 @@ def require_public_literal(host: str) -> None:
         raise Unreachable(NOT_PUBLIC)
 
 
-NOT_PUBLIC = (
-    "it is a private address, and messages are sent to public ones only; an operator can allow private ones "
-    "with GUARDIAN_CHANNELS_MAY_BE_PRIVATE"
-)
+NOT_PUBLIC = "it is a private address, and messages are sent to public ones only; an operator can allow private ones"
 
 
 NOT_REACHED = "no server was reached at '{host}'; check its spelling, and that it answers at a public address"
@@ -165,6 +173,8 @@ class _Adapter(bounded_requests.Adapter):
         try:
             if not (request.url or "").lower().startswith("https://"):
                 raise Unreachable("it leads to a plain http:// address, and messages are sent over HTTPS only")
+            content = request.body or b""
+            request.headers.update(attempt.headers(content if isinstance(content, bytes) else str(content).encode()))
             response = super().send(request, verify=verify or True)
         except Unreachable as error:
             attempt.reason = str(error)
@@ -206,6 +216,9 @@ class Client:
 
     def post(self, url: str, data: Any = None, **options: Any) -> requests.Response:
         return self.request("POST", url, data=data, **options)
+
+    def delete(self, url: str, **options: Any) -> requests.Response:
+        return self.request("DELETE", url, **options)
 
 
 client = Client()

@@ -11,19 +11,21 @@ from notifications.channels import MAX_NAME_LENGTH, MAX_URL_LENGTH
 from notifications.models import Channel
 from notifications.mutes import TOPICS
 
+CHANNEL = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "name": "the team's chat",
+    "service": "Webhook at chat.example.org",
+    "created": "2026-01-05T09:00:00Z",
+    "last_sent_at": None,
+    "last_error": "",
+}
+
 
 @extend_schema_serializer(
     examples=[
         OpenApiExample(
             "A webhook",
-            {
-                "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
-                "name": "the team's chat",
-                "service": "Webhook at chat.example.org",
-                "created": "2026-01-05T09:00:00Z",
-                "last_sent_at": None,
-                "last_error": "",
-            },
+            CHANNEL,
             response_only=True,
         )
     ]
@@ -37,6 +39,20 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
         model = Channel
         fields = ["uuid", "name", "service", "created", "last_sent_at", "last_error"]
         read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("A webhook", {**CHANNEL, "secret": "9f2c5b7ef0a14c5f9e0a4f6b6f7c8d9e"}, response_only=True)
+    ]
+)
+class MadeChannelSerializer(ChannelSerializer):
+    """A channel that was just created."""
+
+    secret = serializers.CharField(help_text="What messages to this webhook are signed with; empty: it is none.")
+
+    class Meta(ChannelSerializer.Meta):
+        fields = [*ChannelSerializer.Meta.fields, "secret"]
 
 
 @extend_schema_serializer(

@@ -94,6 +94,11 @@ def _add_channel(request: OwnersRequest) -> HttpResponse:
         except ValidationError as error:
             add_error(form, error, "name")
         else:
+            if secret := channels.secret_of(channel):
+                context = {"channel": channel, "secret": secret, "header": channels.SIGNATURE}
+                response = render(request, "settings/channel_secret.html", context, status=201)
+                response["Cache-Control"] = "no-store"
+                return response
             messages.success(request, f"The channel {channel.name} was added. Send a test to check that it works.")
             return redirect("settings")
     return _settings(request, channel_form=form)

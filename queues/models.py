@@ -194,6 +194,14 @@ class Queue(models.Model):
     merged = models.PositiveIntegerField(
         db_column="folded", default=0, help_text="The changes in this quiet period that no message reported."
     )
+    warned_since = models.DateTimeField(
+        "over its warning threshold since", null=True, help_text="Empty: it is not over it."
+    )
+    reminded_at = models.DateTimeField(null=True, help_text="When owners were last reminded that it still is.")
+    acknowledged_at = models.DateTimeField(
+        null=True, help_text="When a warning was last acknowledged. One from before the present warning counts no more."
+    )
+    acknowledged_by = models.ForeignKey(Owner, null=True, on_delete=models.SET_NULL, related_name="+", db_index=False)
 
     last_call_limit = models.PositiveIntegerField(
         null=True, help_text="The deletion limit of the last call, in messages; empty: none was sent."
@@ -260,6 +268,7 @@ class QueueEvent(models.Model):
         LIMITS_KEPT = "prolonged", "temporary limits kept, as it is over the old ones"
         ASKED = "asked", "higher limit requested"
         DECLINED = "declined", "higher limit declined"
+        ACKNOWLEDGED = "acked", "warning acknowledged"
         SKIPPED = "skipped", "skipped when an event was published"
         REJECTED = "rejected", "full when an event was published"
 

@@ -8,6 +8,7 @@ from queues.pages import (
     exchanges,
     limits,
     moves,
+    notices,
     queue,
     queue_list,
     replays,
@@ -34,6 +35,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/<uuid:uuid>/limits/decline/", limits.queue_limit_decline, name="queue_limit_decline"),
     path("queues/<uuid:uuid>/limits/ask/", limits.queue_limit_request, name="queue_limit_request"),
     path("queues/<uuid:uuid>/watch/", watch.queue_watch, name="queue_watch"),
+    path("queues/<uuid:uuid>/mute/", notices.queue_mute, name="queue_mute"),
+    path("queues/<uuid:uuid>/acknowledge/", notices.queue_acknowledge, name="queue_acknowledge"),
     # Archives
     path("archives/", archives.archives_page, name="archives"),
     path("archives/<uuid:uuid>/", archives.archive_page, name="archive"),

@@ -99,9 +99,9 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
     counts = add_up(count_by_state(mine))
     watch = Watch.objects.filter(id=1).first()
     freshness = freshness_of_list(watch)
-    shown = mine.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
-    worst = rows_of(nearest_to_limit(shown.filter(NEEDS_ATTENTION))[:QUEUES_COMPARED], freshness.now)
-    filling = rows_of(that_may_fill(shown.exclude(NEEDS_ATTENTION), now)[:QUEUES_COMPARED], freshness.now)
+    shown = mine.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
+    worst = rows_of(nearest_to_limit(shown.filter(NEEDS_ATTENTION))[:QUEUES_COMPARED], freshness.now, visitor)
+    filling = rows_of(that_may_fill(shown.exclude(NEEDS_ATTENTION), now)[:QUEUES_COMPARED], freshness.now, visitor)
     soon = [row for row in filling if row.state.needs_attention]
     watch = watch or Watch()
     return Dashboard(

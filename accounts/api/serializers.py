@@ -26,6 +26,7 @@ from accounts.models import (
 )
 from accounts.pulse_users.addresses import MAX_ADDRESSES
 from accounts.pulse_users.ownership import MAX_OWNERS
+from accounts.pulse_users.thresholds import MAX_HOLD_OFF_MINUTES
 from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.endpoints import ConfirmField
 from rabbit.entities import Connection
@@ -48,6 +49,7 @@ ALICE = {
     "warn_length": None,
     "max_length": None,
     "keeps_archives": True,
+    "hold_off_minutes": 0,
     "ready": True,
     "created": "2026-01-05T09:00:00Z",
     "removing_since": None,
@@ -115,7 +117,8 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
         model = PulseUser
         fields = [
             "username", "url", "owners", "invited", "notification_emails", "notification_addresses", "warn_length",
-            "max_length", "keeps_archives", "ready", "created", "removing_since", "password_exposed_at",
+            "max_length", "keeps_archives", "hold_off_minutes", "ready", "created", "removing_since",
+            "password_exposed_at",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -246,6 +249,12 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
     max_length = ThresholdField(help_text="Deletion limit, in messages; null: the policy's.")
     keeps_archives = serializers.BooleanField(
         required=False, help_text="Whether the messages of its deleted and purged queues are archived."
+    )
+    hold_off_minutes = serializers.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=MAX_HOLD_OFF_MINUTES,
+        help_text="Owners are warned when a queue has been over its warning threshold for so many minutes.",
     )
     confirm = ConfirmField()
 

@@ -142,7 +142,7 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
         request=PulseUserChangesSerializer, responses={200: PulseUserDetailSerializer, 409: ConfirmationRequired}
     )
     def partial_update(self, request: Request, username: str) -> Response:
-        """Change a Pulse user's owners, addresses, thresholds or archives.
+        """Change a Pulse user's owners, addresses, thresholds, archives or hold-off.
 
         Fields that you leave out keep their values. Either all changes are made, or none.
 
@@ -167,6 +167,8 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
                     thresholds.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
             if "keeps_archives" in body:
                 thresholds.set_keeps_archives(pulse_user, body["keeps_archives"])
+            if "hold_off_minutes" in body:
+                thresholds.set_hold_off(pulse_user, body["hold_off_minutes"])
         # From all Pulse users: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.with_people().get(pk=pulse_user.pk))
 

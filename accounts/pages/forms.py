@@ -10,6 +10,7 @@ from django.http import QueryDict
 from accounts.access import tokens, vouching
 from accounts.models import MAX_THRESHOLD, AuthToken, Owner
 from accounts.pulse_users import ownership, validation
+from accounts.pulse_users.thresholds import MAX_HOLD_OFF_MINUTES
 
 
 class Form(forms.Form):
@@ -166,6 +167,16 @@ class ThresholdsForm(Form):
     )
     max_length = forms.IntegerField(
         label="Deletion limit (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
+    )
+
+
+class HoldOffForm(Form):
+    id_prefix = "hold-off"
+    hold_off_minutes = forms.IntegerField(
+        label="Wait before a warning (minutes)",
+        min_value=0,
+        max_value=MAX_HOLD_OFF_MINUTES,
+        help_text="Owners are warned when a queue has been over its warning threshold for so long. 0: at once.",
     )
 
 

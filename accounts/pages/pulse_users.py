@@ -209,6 +209,7 @@ def pulse_user_response(
             "owner_form": owner_form or forms.OwnerForm(),
             "address_form": address_form or forms.AddressForm(),
             "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
+            "hold_off_form": forms.HoldOffForm(initial={"hold_off_minutes": pulse_user.hold_off_minutes}),
             "archive_days": settings.GUARDIAN_ARCHIVE_DAYS,
             "archives_form": forms.ArchivesForm(initial={"keeps_archives": pulse_user.keeps_archives}),
             "password_form": password_form or forms.PasswordForm(),
@@ -363,6 +364,17 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
             messages.success(request, "The thresholds are set for all its queues without thresholds of their own.")
             return redirect_to(request, pulse_user)
     return pulse_user_response(request, pulse_user, thresholds_form=form)
+
+
+@pulse_user_action
+def pulse_user_hold_off(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    form = forms.HoldOffForm(request.POST)
+    if form.is_valid():
+        thresholds.set_hold_off(pulse_user, form.cleaned_data["hold_off_minutes"])
+        messages.success(request, "Saved. Warnings to all owners wait for so long; other notifications don't.")
+    else:
+        messages.error(request, f"Enter 0 to {thresholds.MAX_HOLD_OFF_MINUTES} minutes.")
+    return redirect_to(request, pulse_user)
 
 
 @pulse_user_action

@@ -1,4 +1,4 @@
-"""The thresholds of a Pulse user's queues, and whether they are archived."""
+"""The thresholds of a Pulse user's queues, when their owners are warned, and whether they are archived."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -71,6 +71,18 @@ def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner
     if not by.is_staff and limit is not None and limit > largest and limit != pulse_user.max_length:
         raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
     return changed
+
+
+MAX_HOLD_OFF_MINUTES = 60
+
+
+def set_hold_off(pulse_user: PulseUser, minutes: int) -> None:
+    """Let warnings about the Pulse user's queues wait until a queue has been over its threshold for so many minutes."""
+    with transaction.atomic():
+        row = PulseUser.objects.locked(pulse_user)
+        row.hold_off_minutes = minutes
+        row.save(update_fields=["hold_off_minutes"])
+    pulse_user.hold_off_minutes = minutes
 
 
 def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:

@@ -125,7 +125,7 @@ def grant_permissions(management: Management, username: str) -> None:
         management.set_permissions(vhost, username, permissions.for_pulse_user(username))
     except NotOnBroker as error:
         raise BrokerUnavailable(
-            f"The broker has no vhost '{vhost}' (GUARDIAN_PULSE_VHOST), or lost the Pulse user again: {error}"
+            f"The broker has no virtual host '{vhost}' for Pulse users, or lost the Pulse user again: {error}"
         ) from error
 
 

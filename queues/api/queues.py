@@ -18,7 +18,7 @@ from accounts.api.views import Request
 from core.confirmation import ConfirmationRequired
 from core.each import Results, describe_error
 from core.endpoints import StrictParameters, name_in, page_of, read, takes
-from queues.actions import exchanges, limit_requests, peek, rates, selected, single
+from queues.actions import exchanges, limit_requests, notices, peek, rates, selected, single
 from queues.api import moves
 from queues.api.archives import CountSerializer, MessageSerializer
 from queues.api.serializers import (
@@ -30,6 +30,7 @@ from queues.api.serializers import (
     LimitRequestSerializer,
     LimitsSerializer,
     LiveSerializer,
+    MuteQueueSerializer,
     QueueSerializer,
     RateQuerySerializer,
     RatesSerializer,
@@ -68,7 +69,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     def get_queryset(self) -> QuerySet[Queue]:
         """Return the queues that the visitor may see."""
         seen = Queue.objects.seen_by(self.request.user)
-        return seen.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
+        return seen.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
 
     def get_serializer_context(self) -> dict[str, Any]:
         """Add when queues were last listed."""
@@ -125,6 +126,35 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         """
         limit_requests.decline(self.get_object(), request.user, **read(DeclineSerializer, request))
         return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(request=MuteQueueSerializer, responses=QueueSerializer)
+    @action(detail=True, methods=["put"])
+    def mute(self, request: Request, uuid: str) -> Response:
+        """Mute a queue of yours until a time.
+
+        You get nothing about it until then, but for deletions and last calls. Nothing changes for its other owners.
+        """
+        queue = self.get_object()
+        notices.mute([queue], request.user, read(MuteQueueSerializer, request)["until"])
+        return Response(self.get_serializer(queue).data)
+
+    @extend_schema(responses={204: None})
+    @mute.mapping.delete
+    def unmute(self, request: Request, uuid: str) -> Response:
+        """Get notifications about a queue again."""
+        notices.unmute([self.get_object()], request.user)
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(request=None, responses={200: QueueSerializer, 409: None})
+    @action(detail=True, methods=["post"])
+    def acknowledge(self, request: Request, uuid: str) -> Response:
+        """Acknowledge the warning about a queue: you are on it.
+
+        Nobody is reminded of it until the queue is back to normal. 409: it is not over its warning threshold.
+        """
+        queue = self.get_object()
+        notices.acknowledge(queue, request.user)
+        return Response(self.get_serializer(queue).data)
 
     @extend_schema(filters=False, responses={200: MessageSerializer(many=True), 409: None, 503: None})
     @takes(CountSerializer)

@@ -14,6 +14,7 @@ from accounts.api.fields import HexURLField, HexUUIDField, OwnerEmailField, Thre
 from accounts.models import MAX_THRESHOLD, PulseUser
 from core.endpoints import ConfirmField
 from core.links import absolute_url
+from queues.actions import notices
 from queues.actions.exchanges import OwnExchange, Published
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 from queues.actions.selected import MAX_SELECTED
@@ -23,6 +24,7 @@ from queues.rules.charts import SPANS
 from queues.rules.conditions import conditions
 from queues.rules.diagnosis import Diagnosis
 from queues.rules.freshness import Freshness
+from queues.rules.reminders import is_acknowledged
 from queues.rules.states import Condition, Level
 from rabbit.entities import Binding, PublishedBy
 
@@ -54,6 +56,9 @@ QUEUE = {
         "13 minutes ago. 2,104 messages wait.",
         "since": "2026-01-05T11:48:00Z",
     },
+    "muted_until": None,
+    "acknowledged_at": "2026-01-05T11:30:00Z",
+    "acknowledged_by": "alice@example.org",
     "first_seen": "2026-01-05T09:00:00Z",
     "last_seen": "2026-01-05T12:00:00Z",
 }
@@ -98,6 +103,11 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     diagnosis = serializers.SerializerMethodField(
         help_text="Null: the queue is gone, or the length of its type says nothing."
     )
+    muted_until = serializers.SerializerMethodField(help_text="Until when you muted it; null: you did not.")
+    acknowledged_at = serializers.SerializerMethodField(
+        help_text="When its present warning was acknowledged; null: it was not."
+    )
+    acknowledged_by = serializers.SerializerMethodField(help_text="The address of who is on it.")
     last_seen = serializers.SerializerMethodField(help_text="When the queue last existed.")
 
     class Meta:
@@ -105,7 +115,8 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         fields = [
             "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
             "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length",
-            "unbounded", "limits_until", "registered", "diagnosis", "first_seen", "last_seen",
+            "unbounded", "limits_until", "registered", "diagnosis", "muted_until", "acknowledged_at", "acknowledged_by",
+            "first_seen", "last_seen",
         ]  # fmt: skip
         read_only_fields = fields
 
@@ -120,11 +131,20 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         return self._conditions[queue.pk].level
 
     @cached_property
+    def _muted(self) -> dict[int, datetime]:
+        """Until when the visitor muted the queues that are shown, read at once."""
+        return notices.muted_until(self._shown, self.context["request"].user)
+
+    @property
+    def _shown(self) -> list[Queue]:
+        shown: Any = self.parent.instance if self.parent else [self.instance]
+        return list(shown)
+
+    @cached_property
     def _conditions(self) -> dict[int, Condition]:
         """The conditions of all queues that are shown, read at once."""
-        shown: Any = self.parent.instance if self.parent else [self.instance]
         freshness: Freshness = self.context["freshness"]
-        return conditions(list(shown), freshness.now)
+        return conditions(self._shown, freshness.now)
 
     def get_blocked(self, queue: Queue) -> bool:
         """Return whether its deletion is blocked."""
@@ -143,6 +163,19 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         """Return its diagnosis from what is stored."""
         found = diagnosis.of_queue_at(queue, self.context["freshness"].counted_at, timezone.now())
         return DiagnosisSerializer(found).data if found else None
+
+    def get_muted_until(self, queue: Queue) -> datetime | None:
+        """Return until when the visitor muted it."""
+        return self._muted.get(queue.pk)
+
+    def get_acknowledged_at(self, queue: Queue) -> datetime | None:
+        """Return when somebody acknowledged the present warning."""
+        return queue.acknowledged_at if is_acknowledged(queue) else None
+
+    def get_acknowledged_by(self, queue: Queue) -> str | None:
+        """Return who did, or None if nobody did or the owner was deleted."""
+        by = queue.acknowledged_by if is_acknowledged(queue) else None
+        return by.email if by else None
 
     def get_last_seen(self, queue: Queue) -> datetime:
         """Return the time of the last list if it had the queue: an unchanged queue's row is not written."""
@@ -197,6 +230,13 @@ class ResultsSerializer(serializers.Serializer[Any]):
     failed = FailureSerializer(many=True)
     not_tried = serializers.ListField(child=HexUUIDField())
     stop_reason = serializers.CharField(help_text="Why some were not tried; empty: all were.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A week", {"until": "2026-01-12T00:00:00Z"}, request_only=True)])
+class MuteQueueSerializer(serializers.Serializer[Any]):
+    """Until when you get no warnings about a queue."""
+
+    until = serializers.DateTimeField(help_text="At most a year from now.")
 
 
 class DeclineSerializer(serializers.Serializer[Any]):

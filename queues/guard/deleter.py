@@ -39,7 +39,7 @@ from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Archive, Pass, Queue, QueueEvent, Watch
 from queues.rules import thresholds
-from queues.rules.messages_due import judge_kept
+from queues.rules.messages_due import Timing, judge_kept
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import DELETING, GONE, Thresholds, is_fetch_paused, is_spared
 from queues.rules.turns import LONGEST_GAP, Group, Waiting, has_waited_too_long, next_in_turn, seconds_to_archive
@@ -437,7 +437,7 @@ class _Run:
             results = [one for one in results if one.queue.id in deleting]
             kept = [one.queue for one in results if one.is_kept]
             for one in results:
-                queue, message = judge_kept(one.queue, one.thresholds, self._rules, now)
+                queue, message = judge_kept(one.queue, one.thresholds, Timing(now, self._rules.quiet_seconds))
                 if message is not None:
                     facts = self._facts_of(Result(queue, one.thresholds), message.merged)
                     notices.append(Notice(message.kind.value, facts, subject_key(queue.id), *queue.ownership))

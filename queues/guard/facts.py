@@ -138,6 +138,7 @@ class Facts:
             "unacknowledged": queue.unacknowledged,
             "warn": thresholds.warn,
             "max": thresholds.max,
+            "seconds_over": (self._now - queue.warned_since).total_seconds() if queue.warned_since else None,
             "per_second": growing.per_second if growing else None,
             "seconds_to_max": growing.seconds_to_max if growing else None,
             "spared": is_spared(queue),

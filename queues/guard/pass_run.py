@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -110,6 +110,7 @@ def rules(vhosts: Iterable[str] | None, values: Mapping[str, Any] | None = None)
         namespace_policy=values["GUARDIAN_NAMESPACE_POLICY"],
         brake=settings.GUARDIAN_DELETE_BRAKE,
         quiet_seconds=settings.GUARDIAN_QUIET_SECONDS,
+        reminder_interval=timedelta(hours=settings.GUARDIAN_REMINDER_HOURS),
     )
 
 

@@ -99,11 +99,12 @@ def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, StoredQueue]:
 
 def _pulse_users() -> dict[str, StoredPulseUser]:
     """Return the Pulse users by their names."""
-    rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length", "removing_since")
+    columns = ("username", "id", "warn_length", "max_length", "removing_since", "hold_off_minutes")
+    rows = PulseUser.objects.order_by().values_list(*columns)
     owners = PulseUser.objects.longest_owners()
     return {
-        username: StoredPulseUser(id_, warn, limit, since is not None, owners.get(id_))
-        for username, id_, warn, limit, since in rows
+        username: StoredPulseUser(id_, warn, limit, since is not None, owners.get(id_), hold_off)
+        for username, id_, warn, limit, since, hold_off in rows
     }
 
 
@@ -141,10 +142,11 @@ class Inventory(NamedTuple):
     streams: list[QueueName]
 
 
+BY_PEOPLE = (*LIMITS, "acknowledged_at")
 ATTEMPTS = ("attempted_at", "returned_at")
 
-WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS, *ATTEMPTS))
-"""The columns that a pass writes. Operators set the limits, and what archives a queue records its attempts."""
+WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *BY_PEOPLE, *ATTEMPTS))
+"""The columns that a pass writes. People set the others, and what archives a queue records its attempts."""
 
 
 def write(
@@ -230,8 +232,8 @@ def _drop_concurrent_edits(
     """Drop the queues, Pulse users and owners that people changed since the rows were read.
 
     Queues for which the deleter sent a request or recorded an outcome since the pass began are dropped, too. A queue
-    with new limits is left to the next pass, which uses them. At most three statements lock the rows to write: Pulse
-    users and owners first, in the order of their removal.
+    with new limits, or that was acknowledged, is left to the next pass. At most three statements lock the rows to
+    write: Pulse users and owners first, in the order of their removal.
     """
     with_owners = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
     removed = _lock_and_find_missing(PulseUser, {queue.pulse_user_id for queue in with_owners} - {None})
@@ -239,7 +241,7 @@ def _drop_concurrent_edits(
     written = [*changes.changed, *changes.lengths, *changes.missed, *changes.gone]
     judged = [one.queue for one in changes.deletable] + [one.queue for one in changes.messages]
     touched = {queue.id for queue in (*written, *judged)} - {None}
-    limits = {queue.id: [getattr(queue, name) for name in LIMITS] for queue in judged}
+    limits = {queue.id: [getattr(queue, name) for name in BY_PEOPLE] for queue in judged}
     gone: set[int | None] = set()
     if touched:
         these = bulk.among(Queue, ("id",), [(id_,) for id_ in touched])
@@ -247,7 +249,7 @@ def _drop_concurrent_edits(
         gone_at = Case(When(state=GONE, then=F("last_seen")))
         # A queue deleted after this pass began may still be in its list. That is no return.
         sent = {row.id: row.delete_sent_at for row in observation.stored.values() if row.id in touched}
-        columns = ("id", "gone_at", "outcome_at", "delete_sent_at", *LIMITS)
+        columns = ("id", "gone_at", "outcome_at", "delete_sent_at", *BY_PEOPLE)
         for id_, since, outcome_at, sent_at, *own in rows.annotate(gone_at=gone_at).values_list(*columns):
             is_gone = since is not None and (id_ not in returned or since >= now)
             has_outcome = outcome_at is not None and outcome_at >= now

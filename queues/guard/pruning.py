@@ -17,7 +17,7 @@ from accounts.models import AuditEntry
 from core import locks
 from core.leases import LeaseTaken, lease
 from core.models import Lease
-from notifications.models import Notification
+from notifications.models import Notification, SubjectMute
 from queues.archives import writing
 from queues.models import Move, Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.rules.thresholds import GONE
@@ -58,6 +58,7 @@ def _prune(now: datetime) -> int:
         + _thin(now)
         + _delete(Pass.objects.filter(at__lt=now - KEEP_PASSES))
         + _delete(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))
+        + _delete(SubjectMute.objects.filter(until__lt=now))
         + _delete(Lease.objects.filter(name__startswith=locks.PREFIX, expires_at__lt=now - KEEP_LOCKS))
         + sum(_delete(old(now)) for old in also_pruned)
         + _delete(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))

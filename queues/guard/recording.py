@@ -84,7 +84,7 @@ def still_deleting(queues: Sequence[StoredQueue]) -> set[int]:
 
 def _deleted(queue: StoredQueue) -> StoredQueue:
     return queue.with_quiet_period(QuietPeriod())._replace(
-        state=GONE, delete_sent_at=None, misses=0, over_unacked_since=None
+        state=GONE, delete_sent_at=None, misses=0, warned_since=None, over_unacked_since=None
     )
 
 
@@ -92,7 +92,7 @@ def write_states(queues: Iterable[StoredQueue], now: datetime) -> None:
     """Write the states of these queues, the messages already sent about them, and when there was an outcome."""
     fields = (
         "state", "misses", "delete_sent_at", "notified_state", "quiet_until", "recovery_notified", "merged",
-        "last_call_limit", "over_unacked_since",
+        "last_call_limit", "warned_since", "over_unacked_since",
     )  # fmt: skip
     rows = [
         (queue.id, *(getattr(queue, name) for name in fields), None if queue.state == DELETING else now)

@@ -71,6 +71,21 @@ def last_call(notification: Notification) -> Content:
     return _about_queue(notification, said)
 
 
+def reminder(notification: Notification) -> Content:
+    facts = notification.facts
+    length, lasted = messages(facts["length"]), duration(facts["seconds_over"])
+    said = Content(
+        subject=f"Still over its threshold: {_name(facts)} has {length}",
+        happened=f"{_the_queue(facts)} has been over its warning threshold of {facts['warn']:,} for {lasted}. "
+        f"It has {length}.",
+        next=f"{_next(facts)} Until the queue is back to normal, its owners are reminded every "
+        f"{settings.GUARDIAN_REMINDER_HOURS} hours.",
+        advice=f"{_advice(facts)} If you are on it, acknowledge the warning on the queue's page: that ends the "
+        "reminders to all. To end your own, mute the queue there.",
+    )
+    return _about_queue(notification, said)
+
+
 def _kept_at_deletion(facts: Details) -> list[str]:
     """Return what becomes of the messages of a queue if Guardian deletes it, in sentences."""
     if facts.get("why_not_archived"):

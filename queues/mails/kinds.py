@@ -2,11 +2,16 @@
 
 from core.formatting import counted, duration
 from notifications import kinds
-from notifications.kinds import Brief
+from notifications.kinds import Brief, Severity
 from queues.mails import about_broker, about_queues
 from queues.mails.about_queues import Details
 
 WARNED, NEAR_LIMIT, NORMAL = "over the warning threshold", "near the deletion limit", "back to normal"
+STILL = "still over the warning threshold"
+
+
+def _still_over(facts: Details) -> str:
+    return f"{STILL}, for {duration(facts['seconds_over'])}"
 
 
 def _summary(facts: Details) -> Brief:
@@ -43,6 +48,7 @@ WARNING = kinds.register(
     "a queue reached its warning threshold",
     about_queues.warning,
     topic=LENGTH,
+    severity=Severity.WARNING,
     brief=lambda facts: Brief(WARNED, WARNED),
 )
 LAST_CALL = kinds.register(
@@ -50,14 +56,23 @@ LAST_CALL = kinds.register(
     "a queue is about to reach its deletion limit",
     about_queues.last_call,
     topic=LENGTH,
-    is_critical=True,
+    severity=Severity.CRITICAL,
     brief=_last_call,
+)
+REMINDER = kinds.register(
+    "reminder",
+    "a queue is still over its warning threshold",
+    about_queues.reminder,
+    topic=LENGTH,
+    severity=Severity.WARNING,
+    brief=lambda facts: Brief(_still_over(facts), STILL),
 )
 RECOVERY = kinds.register(
     "recovery",
     "a queue is back to normal",
     about_queues.recovery,
     topic=LENGTH,
+    severity=Severity.NORMAL,
     brief=lambda facts: Brief(NORMAL, NORMAL),
 )
 SUMMARY = kinds.register(
@@ -65,6 +80,7 @@ SUMMARY = kinds.register(
     "a queue crossed its warning threshold several times",
     about_queues.summary,
     topic=LENGTH,
+    severity=None,
     brief=_summary,
 )
 DELETION = kinds.register(
@@ -72,8 +88,8 @@ DELETION = kinds.register(
     "Guardian deleted a queue",
     about_queues.deletion,
     topic=LENGTH,
+    severity=Severity.CRITICAL,
     is_final=True,
-    is_critical=True,
     brief=_deletion,
 )
 LIMIT_REQUEST = kinds.register("limit-request", "an owner asks for a higher deletion limit", about_queues.limit_request)
@@ -106,6 +122,7 @@ NO_CONSUMERS = kinds.register(
     "a queue has no consumer",
     about_queues.no_consumers,
     topic=CONSUMERS,
+    severity=Severity.WARNING,
     brief=lambda facts: _lasting("no consumer", "without a consumer", facts),
 )
 CONSUMERS_BACK = kinds.register(
@@ -113,6 +130,7 @@ CONSUMERS_BACK = kinds.register(
     "a queue has a consumer again",
     about_queues.consumers_back,
     topic=CONSUMERS,
+    severity=Severity.NORMAL,
     brief=lambda facts: Brief("has a consumer again", "with a consumer again"),
 )
 STALLED = kinds.register(
@@ -120,6 +138,7 @@ STALLED = kinds.register(
     "a queue's consumers acknowledge nothing",
     about_queues.stalled,
     topic=PROGRESS,
+    severity=Severity.WARNING,
     brief=lambda facts: _lasting("nothing acknowledged", "stalled", facts),
 )
 STALL_OVER = kinds.register(
@@ -127,6 +146,7 @@ STALL_OVER = kinds.register(
     "a queue's consumers acknowledge messages again",
     about_queues.stall_over,
     topic=PROGRESS,
+    severity=Severity.NORMAL,
     brief=lambda facts: Brief("no longer stalled", "no longer stalled"),
 )
 WEEKLY = kinds.register("weekly", "an owner's weekly summary", about_queues.weekly, needs_active_recipient=True)

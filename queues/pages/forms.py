@@ -1,11 +1,15 @@
-"""Forms about the limits of a queue."""
+"""Forms about the limits and the notifications of queues."""
 
+from datetime import datetime, time, timedelta
 from typing import Any
 
 from django import forms
+from django.utils import timezone
 
 from accounts.models import MAX_THRESHOLD
 from accounts.pages.forms import Form
+from core.time_zones import zone_of
+from notifications.mutes import LONGEST
 from queues.actions.limit_requests import MAX_REASON_LENGTH
 from rabbit.names import MAX_NAME_BYTES
 
@@ -82,3 +86,20 @@ class WatchForm(Form):
         help_text="Of a topic exchange a pattern: * is a word, # any number of words. Of a direct exchange the exact "
         "key. Others ignore it: you get all messages.",
     )
+
+
+class MuteForm(forms.Form):
+    """Asks until when queues are muted. ``mutes.mute`` checks it."""
+
+    until = forms.DateField(label="Until", help_text="From this day on, you get its notifications again.")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        today = timezone.localdate()
+        first, last = today + timedelta(days=1), today + LONGEST - timedelta(days=1)
+        days = {"type": "date", "min": first.isoformat(), "max": last.isoformat()}
+        self.fields["until"].widget = forms.DateInput(days, "%Y-%m-%d")
+
+    def starts_at(self, time_zone: str) -> datetime:
+        """Return when that day begins in this time zone."""
+        return datetime.combine(self.cleaned_data["until"], time(), zone_of(time_zone))

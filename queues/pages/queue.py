@@ -65,7 +65,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     bound_before = bindings_at_deletion(events) if there or before else _archived_bindings(kept)
     limit = live.limit if not queue.registered else None
     is_limited = limit is not None and limit.keeps_within(thresholds.of_queue(queue).max)
-    context = _now(request, queue, is_limited=is_limited)
+    context, owners = _now(request, queue, is_limited=is_limited), _owners(queue)
     may_destroy = request.user.is_staff or not queue.registered
     why_not_purged = single.why_not_purged(queue)
     return render(
@@ -73,7 +73,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
         "queues/queue.html",
         {
             **context,
-            "owners": _owners(queue),
+            "owners": owners,
+            "may_mute": there and request.user in owners,
             "max_messages": REGISTERED_MAX_LENGTH if queue.registered else None,
             "live": live,
             "bindings": bindings_shown(live.bindings),
@@ -137,14 +138,14 @@ def queue_dismiss(request: Request, uuid: UUID) -> HttpResponse:
 def seen_queue(request: Request, uuid: UUID) -> Queue:
     """Return the queue with this UUID, or raise Http404 if the visitor may not see it."""
     seen = Queue.objects.seen_by(request.user)
-    return get_object_or_404(seen.select_related("pulse_user", "owner"), uuid=uuid)
+    return get_object_or_404(seen.select_related("pulse_user", "owner", "acknowledged_by"), uuid=uuid)
 
 
 def _span(request: HttpRequest) -> charts.Span:
     return charts.SPANS.get(request.GET.get("span", ""), charts.SPANS["hour"])
 
 
-def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
+def _now(request: Request, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
     """Return the context that changes with each pass. Only the rates are from the broker.
 
     ``is_limited``: the broker itself keeps the queue within its deletion limit.
@@ -159,7 +160,7 @@ def _now(request: HttpRequest, queue: Queue, *, is_limited: bool) -> dict[str, A
         # Samples are pruned: a length that has not changed for longer than they are kept has no sample.
         samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
     began = timezone.localtime(now - span.duration)
-    (found,) = rows_of([queue], freshness.now)
+    (found,) = rows_of([queue], freshness.now, request.user)
     row = replace(found, is_limited=is_limited)
     queue_rates = rates.cached(queue, span) if there else rates.NOT_KEPT
     scale = request.GET.get("scale", "")
@@ -267,6 +268,7 @@ BY_PEOPLE = (
     QueueEvent.Kind.RESTORED,
     QueueEvent.Kind.ASKED,
     QueueEvent.Kind.DECLINED,
+    QueueEvent.Kind.ACKNOWLEDGED,
 )
 
 

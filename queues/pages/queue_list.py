@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
-from accounts.models import PulseUser
+from accounts.models import Owner, PulseUser
 from core.formatting import duration, short_rate
+from queues.actions import notices
 from queues.models import Queue, Watch
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, growth, states, thresholds
@@ -26,6 +27,7 @@ from queues.rules.conditions import deleted_by_guardian, soonest_to_fill
 from queues.rules.diagnosis import Diagnosis
 from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import BY_STATE, ORDERINGS, WORST_FIRST, Counts, QueueFilter, add_up, count_by_state
+from queues.rules.reminders import is_acknowledged
 from queues.rules.states import Condition, Level
 from queues.rules.thresholds import Thresholds
 from queues.rules.trends import Trend, trends
@@ -63,6 +65,7 @@ class Row:
     """A row of the list. ``bar`` is None if the queue is gone or its length unknown, ``trend`` if it isn't shown.
 
     ``is_limited``: the broker itself keeps the queue within its deletion limit. Only the page of a queue knows it.
+    ``muted_until`` is the visitor's.
     """
 
     queue: Queue
@@ -72,6 +75,7 @@ class Row:
     trend: Trend | None = None
     was_deleted: bool = False
     is_limited: bool = False
+    muted_until: datetime | None = None
 
     @property
     def name(self) -> str:
@@ -94,6 +98,17 @@ class Row:
             return f"{'' if queue.registered else 'not registered by '}agents of {queue.owner.email}"
         owners = [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
         return ", ".join(owners) or "nobody"
+
+    @property
+    def on_it(self) -> str:
+        """Who acknowledged the present warning, or an empty text."""
+        if not is_acknowledged(self.queue):
+            return ""
+        return self.queue.acknowledged_by.email if self.queue.acknowledged_by else "A former owner"
+
+    @property
+    def on_it_briefly(self) -> str:
+        return self.on_it.partition("@")[0]
 
     @cached_property
     def state(self) -> Condition:
@@ -165,7 +180,8 @@ def queues_page(request: Request) -> HttpResponse:
     if freshness.now:
         filtered.soon = soonest_to_fill(mine, freshness.now)
     form = _with_choices(filtered.form, vhosts, names)
-    shown = filtered.qs.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
+    shown = filtered.qs.select_related("pulse_user", "owner", "acknowledged_by")
+    shown = shown.prefetch_related("pulse_user__owners")
     filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
     is_searched = bool(filters.keys() - BY_STATE - {"ordering"})
     counts = add_up(count_by_state(filtered.in_any_state()) if is_searched else groups)
@@ -174,7 +190,7 @@ def queues_page(request: Request) -> HttpResponse:
         # The number is known. Another count would read all rows again.
         paginator.count = counts.total
     page = paginator.get_page(request.GET.get("page"))
-    rows = rows_of(page.object_list, freshness.now)
+    rows = rows_of(page.object_list, freshness.now, request.user)
     return render(
         request,
         "queues/queues.html",
@@ -264,12 +280,16 @@ def uuids_in(text: str) -> list[UUID]:
     return found
 
 
-def rows_of(queues: Iterable[Queue], now: datetime | None = None) -> list[Row]:
-    """Return the rows of these queues, with their trends up to ``now`` if it is given."""
+def rows_of(queues: Iterable[Queue], now: datetime | None = None, visitor: Owner | None = None) -> list[Row]:
+    """Return the rows of these queues, with their trends up to ``now``, and what this visitor muted, if given."""
     listed = list(queues)
     trend_of = trends(listed, now) if now else {}
     deleted = deleted_by_guardian(listed)
-    return [_row(queue, trend_of.get(queue.pk), was_deleted=queue.pk in deleted) for queue in listed]
+    muted = notices.muted_until(listed, visitor) if visitor else {}
+    return [
+        replace(_row(queue, trend_of.get(queue.pk), was_deleted=queue.pk in deleted), muted_until=muted.get(queue.pk))
+        for queue in listed
+    ]
 
 
 def _row(queue: Queue, trend: Trend | None, *, was_deleted: bool) -> Row:

@@ -13,6 +13,7 @@ from core.each import report_attempts, report_results
 from queues.actions import selected, single
 from queues.models import Queue
 from queues.pages.forms import LimitsForm
+from queues.pages.notices import mute
 from queues.pages.queue_list import uuids_in
 from queues.pages.visitors import Request, signed_in
 
@@ -23,7 +24,7 @@ DONE = {"delete": "deleted", "purge": "purged"}
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queues_selected(request: Request) -> HttpResponse:
-    """Delete, purge or limit the selected queues. The pressed button selects the action."""
+    """Delete, purge, mute or limit the selected queues. The pressed button selects the action."""
     if request.method != "POST":
         return redirect("queues")
     queues = selected.find(request.user, uuids_in(",".join(request.POST.getlist("uuid"))))
@@ -34,6 +35,8 @@ def queues_selected(request: Request) -> HttpResponse:
         return _destroy(request, queues, action)
     elif action == "limits":
         return _limit(request, queues)
+    elif action == "mute":
+        return mute(request, queues, _list(request))
     return redirect(_list(request))
 
 

@@ -3,16 +3,16 @@
 Everything here is pure. ``guard/monitor.py`` fetches the input and writes the result.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from queues.models import Queue, QueueEvent
-from queues.rules import last_call
+from queues.rules import last_call, reminders
 from queues.rules.brake import brake_limit, groups_to_block
 from queues.rules.changes import Changes, Deletable, Event, Message
-from queues.rules.messages_due import with_over_unacked, with_state
+from queues.rules.messages_due import Timing, with_over_unacked, with_state
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     FROM_LIST,
@@ -94,6 +94,9 @@ class _Comparison:
             pulse_user.id: (pulse_user.warn_length, pulse_user.max_length) for pulse_user in pulse_users
         }
         self.owners: dict[int | None, int | None] = {pulse_user.id: pulse_user.owner_id for pulse_user in pulse_users}
+        self.hold_offs: dict[int | None, timedelta] = defaultdict(timedelta)
+        self.hold_offs |= {one.id: timedelta(minutes=one.hold_off_minutes) for one in pulse_users}
+        self.reminded = reminders.due(self.stored.values(), rules.reminder_interval, now)
         self.waiting: Counter[int | None] = Counter()
         self.staying = {pulse_user.id for pulse_user in pulse_users if not pulse_user.removing}
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
@@ -443,7 +446,9 @@ class _Comparison:
         if queue.length is None:  # unknown: nothing changes, not even a deletion under way
             self._record_row(queue)
             return
-        after, message = with_state(queue, state, thresholds, self.rules, self.now)
+        reminds = (queue.vhost, queue.name) in self.reminded
+        timing = Timing(self.now, self.rules.quiet_seconds, self.hold_offs[queue.pulse_user_id], reminds)
+        after, message = with_state(queue, state, thresholds, timing)
         if message is None and repeat_warning:
             message = Message(after, MessageKind.WARNING, thresholds)
         is_last_call = state == WARNED and self._is_last_call_due(after, thresholds)

@@ -32,6 +32,7 @@ class MessageKind(Enum):
     LAST_CALL = "last-call"
     RECOVERY = "recovery"
     SUMMARY = "summary"
+    REMINDER = "reminder"
 
 
 def is_over(until: datetime | None, now: datetime) -> bool:

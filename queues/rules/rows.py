@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from notifications.audience import Ownership
@@ -55,6 +55,8 @@ class StoredQueue(NamedTuple):
     quiet_until: datetime | None
     recovery_notified: bool
     merged: int
+    warned_since: datetime | None
+    reminded_at: datetime | None
     last_call_limit: int | None
     over_unacked_since: datetime | None
     block_reason: str
@@ -63,6 +65,7 @@ class StoredQueue(NamedTuple):
     max_length: int | None
     attempted_at: datetime | None
     returned_at: datetime | None
+    acknowledged_at: datetime | None
 
     @property
     def length(self) -> int | None:
@@ -101,6 +104,7 @@ GONE_FIELDS: Mapping[str, Any] = {
     "ready": None,
     "unacknowledged": None,
     "delete_sent_at": None,
+    "warned_since": None,
     "over_unacked_since": None,
     "block_reason": "",
     "last_call_limit": None,
@@ -133,7 +137,7 @@ FROM_LIST_FIELDS = StoredQueue._fields[FROM_LIST]
 class StoredPulseUser(NamedTuple):
     """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed.
 
-    ``owner_id`` is the owner who has had it longest.
+    ``owner_id`` is the owner who has had it longest. ``hold_off_minutes`` is how long warnings wait.
     """
 
     id: int
@@ -141,6 +145,7 @@ class StoredPulseUser(NamedTuple):
     max_length: int | None
     removing: bool = False
     owner_id: int | None = None
+    hold_off_minutes: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,10 @@ class Registrations:
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of a comparison. ``vhosts`` are the guarded vhosts, or None for all."""
+    """The settings of a comparison. ``vhosts`` are the guarded vhosts, or None for all.
+
+    ``reminder_interval`` of 0: there are no reminders.
+    """
 
     policy: Policy
     pulse_vhost: str
@@ -175,6 +183,7 @@ class Rules:
     namespace_policy: str
     brake: int
     quiet_seconds: int
+    reminder_interval: timedelta = timedelta(0)
 
     def ignores(self, vhost: str, name: str) -> bool:
         if self.vhosts is not None and vhost not in self.vhosts:
@@ -236,9 +245,10 @@ def from_listed(listed: ListedQueue) -> StoredQueue:
     return StoredQueue(
         None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, decided_at=None, decided_for="", decided_limit=None, is_released=False,
-        notified_state=OK, quiet_until=None, recovery_notified=False, merged=0, last_call_limit=None,
+        notified_state=OK, quiet_until=None, recovery_notified=False, merged=0, warned_since=None, reminded_at=None,
+        last_call_limit=None,
         over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
-        attempted_at=None, returned_at=None,
+        attempted_at=None, returned_at=None, acknowledged_at=None,
     )  # fmt: skip
 
 

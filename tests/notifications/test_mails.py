@@ -28,7 +28,8 @@ DOCS = ROOT / "docs"
 FACTS = {
     "queue": "queue/alice/builds", "vhost": "/", "state": "warned",
     "length": 2104, "ready": 2000, "unacknowledged": 104, "warn": 2000, "max": 8000, "spared": False,
-    "per_second": 3.5, "seconds_to_max": 1684, "consumers": 0, "folded": 3, "owners": ["alice@example.org"],
+    "per_second": 3.5, "seconds_to_max": 1684, "seconds_over": 86_400, "consumers": 0, "folded": 3,
+    "owners": ["alice@example.org"],
     "bindings": [{"exchange": "exchange/ci/events", "routing_key": "build.#"}], "more_bindings": 0,
     "error": "no answer", "seconds": 90, "count": 60, "seen": 100, "missing": 70,
     "resource": "memory", "node": "rabbit@a", "running": True, "others": ["rabbit@b"],

@@ -1,14 +1,21 @@
 """Owners choose which notifications about a Pulse user's queues they get, and in which channels."""
 
+from dataclasses import replace
+from datetime import time, timedelta
+
 import pytest
+import time_machine
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import NotificationAddress
+from core.refusals import Refusal
 from notifications import kinds, mutes
 from notifications.enqueue import Notice, enqueue
 from notifications.models import Channel, Mute, Notification
-from queues.mails.kinds import DELETION, LAST_CALL, NO_CONSUMERS, OUTAGE, WARNING
+from queues.mails.kinds import DELETION, LAST_CALL, NO_CONSUMERS, OUTAGE, REMINDER, WARNING
 from tests.support.api import Program
 
 pytestmark = pytest.mark.django_db
@@ -89,3 +96,56 @@ def test_the_api_refuses_unknown_topics_and_channels(pulse_user, alice, choice):
     answer = Program(alice).put("pulse-users/alice/notifications/", {"muted": [choice]})
     assert (answer.status_code, list(answer.json())) == (400, ["muted"])
     assert not Mute.objects.exists()
+
+
+# One queue, until a time
+
+
+@pytest.mark.parametrize("kind", [WARNING, REMINDER, NO_CONSUMERS])
+def test_a_muted_queue_is_not_notified_to_that_owner_in_any_channel(pulse_user, alice, bob, chat, kind):
+    pulse_user.owners.add(bob)
+    mutes.mute(alice, ["queue 1"], timezone.now() + timedelta(days=1))
+    assert sent_to(pulse_user, kind) == {(bob.email, "email")}
+
+
+def test_the_deletion_of_a_muted_queue_is_notified(pulse_user, alice):
+    mutes.mute(alice, ["queue 1"], timezone.now() + timedelta(days=1))
+    assert sent_to(pulse_user, DELETION) == {(alice.email, "email")}
+
+
+def test_what_is_critical_about_a_muted_queue_is_sent_and_waits_for_no_quiet_hours(pulse_user, alice, monkeypatch):
+    critical = replace(kinds.get(WARNING), severity=kinds.Severity.CRITICAL)
+    monkeypatch.setitem(kinds._kinds, WARNING, critical)
+    alice.quiet_from, alice.quiet_until = time(0), time(23, 59, 59, 999_999)
+    alice.save()
+    mutes.mute(alice, ["queue 1"], timezone.now() + timedelta(days=1))
+    mutes.set_muted(alice, pulse_user, {("length", "email")})
+    assert sent_to(pulse_user, WARNING) == {(alice.email, "email")}
+    assert Notification.objects.get().deferred_until is None
+
+
+def test_a_mute_ends_at_its_time_or_when_it_is_taken_back(pulse_user, alice):
+    for minutes in (10, 5):
+        mutes.mute(alice, ["queue 1", "queue 2"], timezone.now() + timedelta(minutes=minutes))
+    mutes.unmute(alice, ["queue 2"])
+    assert list(mutes.muted_until(alice, ["queue 1", "queue 2"])) == ["queue 1"]
+    with time_machine.travel(timezone.now() + timedelta(minutes=6)):
+        assert mutes.muted_until(alice, ["queue 1"]) == {}
+        assert sent_to(pulse_user, WARNING) == {(alice.email, "email")}
+
+
+@pytest.mark.parametrize("until", [timedelta(0), timedelta(days=367)])
+def test_a_mute_ends_within_a_year(alice, until):
+    with pytest.raises(Refusal, match="at most a year"):
+        mutes.mute(alice, ["queue 1"], timezone.now() + until)
+
+
+def test_the_statements_do_not_grow_with_the_muted_queues(pulse_user, alice):
+    def statements(number):
+        subjects = [f"queue {one}" for one in range(number)]
+        mutes.mute(alice, subjects, timezone.now() + timedelta(days=1))
+        with CaptureQueriesContext(connection) as queries:
+            enqueue([Notice(WARNING, {}, one, pulse_user.pk) for one in subjects], timezone.now())
+        return len(queries)
+
+    assert statements(2) == statements(200)

@@ -518,7 +518,11 @@ def test_a_notification_goes_to_mail_and_channels_of_each_owner(pulse_user, room
     assert send_due().sent == 3
     (request,) = webhook.received
     assert request.json["title"] == "[Guardian] Warning: queue/alice/builds has 6 messages"
-    assert request.json["message"].strip() == mailbox.to("alice@example.org")[0].text.strip()
+    assert request.json["message"].splitlines() == [
+        "The queue queue/alice/builds has 6 messages. Its warning threshold is 5.",
+        "Next: If it grows past 10 messages, Guardian deletes it with all its messages.",
+        "http://127.0.0.1:8000",
+    ]
     room.refresh_from_db()
     assert room.last_sent_at is not None
 
@@ -639,7 +643,7 @@ def test_channels_have_one_sender_at_a_time(pulse_user, room, webhook, mailbox):
 def test_hanging_channels_occupy_one_worker_for_a_limited_time(pulse_user, mailbox, monkeypatch, clock):
     hanging, timed_out = [], threading.Event()
 
-    def hang(channel, title, body, **options):
+    def hang(channel, *message):
         hanging.append(channel)
         assert timed_out.wait(30)
         raise channels.ChannelFailed("it hangs")
@@ -666,10 +670,10 @@ def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(
     bad = channels.create_channel(alice, "bad", webhook.url("/bad"))
     post = channels.post
 
-    def fail_for_one(channel, title, body, **options):
+    def fail_for_one(channel, *message):
         if channel == bad:
             raise RuntimeError("can't start new thread for https://example.org/s3cr3t")
-        post(channel, title, body, **options)
+        post(channel, *message)
 
     monkeypatch.setattr(channels, "post", fail_for_one)
     notify_owners(pulse_user, "warning")

@@ -17,7 +17,7 @@ from tests.support.toolbox import call_before, stored_queue, wait_until
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "severity", "blocked",
     "length", "ready", "unacknowledged", "consumers", "bytes", "warn_length", "max_length", "unbounded", "registered",
-    "limits_until", "diagnosis", "first_seen", "last_seen",
+    "limits_until", "diagnosis", "muted_until", "acknowledged_at", "acknowledged_by", "first_seen", "last_seen",
 }  # fmt: skip
 
 
@@ -272,6 +272,7 @@ def test_a_channels_url_is_not_shown(alice, bob, caplog):
     created = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
     assert created.status_code == 201, created.text
     data = created.json()
+    assert len(data.pop("secret")) == 64
     assert set(data) == {"uuid", "name", "service", "created", "last_sent_at", "last_error"}
     assert program.get(f"channels/{data['uuid']}/").json() == data
     assert program.get("channels/").json() == [data]

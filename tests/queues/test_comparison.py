@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.rules.comparison import Observation, compare
-from queues.rules.messages_due import judge_kept
+from queues.rules.messages_due import Timing, judge_kept
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     NO_REGISTRATIONS,
@@ -485,9 +485,9 @@ def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
 def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
     monitor = InMemoryMonitor()
     monitor.run(snapshot(listed_queue("a", 11)))
-    queue, message = judge_kept(monitor.row("a")._replace(ready=7), Thresholds(5, 10), RULES, monitor.now)
+    queue, message = judge_kept(monitor.row("a")._replace(ready=7), Thresholds(5, 10), Timing(monitor.now, 900))
     assert (queue.state, message.kind) == (WARNED, MessageKind.WARNING)
-    queue, message = judge_kept(monitor.row("a")._replace(ready=2), Thresholds(5, 10), RULES, monitor.now)
+    queue, message = judge_kept(monitor.row("a")._replace(ready=2), Thresholds(5, 10), Timing(monitor.now, 900))
     assert (queue.state, message) == (OK, None)
 
 

@@ -258,16 +258,22 @@ def test_sending_a_group_takes_constant_statements(pulse_user, mailbox, server):
     assert taken[0] == taken[1]
 
 
-def test_a_channel_gets_the_first_lines_of_a_table(pulse_user, alice, webhook, mailbox):
-    channels.create_channel(alice, "room", webhook.url())
+def test_a_chat_gets_the_first_lines_of_a_table_and_a_webhook_each_notification(
+    pulse_user, alice, webhook, mailbox, settings
+):
+    channels.create_channel(alice, "chat", f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz")
+    channels.create_channel(alice, "program", webhook.url())
     write(queues_of(pulse_user, 25))
     send_due()
-    (request,) = webhook.received
-    assert request.json["title"] == "[Guardian] 25 queues: 25 over the warning threshold"
-    lines = request.json["message"].splitlines()
-    assert lines[0] == "queue/alice/0: over the warning threshold, 6 messages"
-    assert lines[10] == "… and 15 more"
-    assert len(lines) == 12
+    [chat] = [request.json["text"] for request in webhook.received if "text" in request.json]
+    assert chat.splitlines()[-3:] == [
+        "queue/alice/0: over the warning threshold, 6 messages",
+        "queue/alice/1: over the warning threshold, 6 messages",
+        f"… and 23 more: {settings.GUARDIAN_BASE_URL}/queues/",
+    ]
+    assert "25 queues: 25 over the warning threshold" in chat
+    names = [request.json["queue"] for request in webhook.received if "queue" in request.json]
+    assert sorted(names) == sorted(f"queue/alice/{number}" for number in range(25))
 
 
 def test_a_long_table_is_cut_off(pulse_user, mailbox):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,6 +246,10 @@ CALLS = [
     call("queues_ask_for_limit", status=204, uuid=queue(),
          body=body("LimitRequest", max_length=9000, reason="a nightly import")),
     call("queues_decline_limit", "operator", status=204, uuid=queue(), body=body("Decline", reason="no memory left")),
+    call("queues_mute", answer="Queue", uuid=queue(),
+         body=body("MuteQueue", until=(timezone.now() + timedelta(days=7)).isoformat())),
+    call("queues_unmute", status=204, uuid=queue()),
+    call("queues_acknowledge", answer="Problem", status=409, uuid=queue()),
     call("queues_live", answer="Live", uuid=queue()),
     call("queues_bindings", answer="list", uuid=queue()),
     call("queues_samples", answer="list", uuid=queue(),
@@ -293,7 +298,7 @@ CALLS = [
     call("pulse_users_destroy", status=204, username=pulse_user,
          body=body("Confirm", confirm=confirmation("pulse_users_destroy"))),
     # Channels, settings and tokens
-    call("channels_create", answer="Channel", status=201,
+    call("channels_create", answer="MadeChannel", status=201,
          body=body("NewChannel", name="another", url="https://1.1.1.1/hook")),
     call("channels_list", answer="list"),
     call("channels_retrieve", answer="Channel", uuid=result("channels_create")),

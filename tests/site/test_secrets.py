@@ -187,7 +187,9 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
             ask(Client(), method, confirm[1], shows=["the link of the address"], status=200)
         # Channels.
         url = room.url(f"/hooks/{search.plant('a channel address')}?token={search.plant('a channel token')}")
-        made = ask(program, "POST", "/api/channels/", {"name": "room", "url": url}, status=201)
+        body, shows = {"name": "room", "url": url}, ("a webhook's secret",)
+        made = ask(program, "POST", "/api/channels/", body, status=201, shows=shows)
+        search.plant(*shows, made.json()["secret"])
         of_channel = f"/api/channels/{made.json()['uuid']}/"
         ask(program, "POST", f"{of_channel}test/", status=204)
         refused = f"slack://{search.plant('a bad channel address')}"

@@ -89,6 +89,7 @@ get                 302 404 302 302 404 302 -       pulse-users/<pulse_user:user
 post                302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/addresses/
 get                 302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/thresholds/
 post                302 404 403 403 404 302 -       pulse-users/<pulse_user:username>/thresholds/
+get,post            302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/hold-off/
 get,post            302 404 302 302 404 302 -       pulse-users/<pulse_user:username>/archives/
 # It has a queue, so It asks first.: see test_effects.py.
 get,post            302 404 200 200 404 200 -       pulse-users/<pulse_user:username>/delete/
@@ -114,6 +115,9 @@ get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/limits/as
 post                302 404 403 403 404 200 -       queues/<uuid:uuid>/limits/decline/
 get                 302 404 403 403 404 200 -       queues/<uuid:uuid>/limits/
 post                302 404 403 403 404 302 -       queues/<uuid:uuid>/limits/
+get                 302 404 200 200 404 403 -       queues/<uuid:uuid>/mute/
+post                302 404 302 302 404 403 -       queues/<uuid:uuid>/mute/
+post                302 404 302 302 404 302 -       queues/<uuid:uuid>/acknowledge/
 get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/messages/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/move/
 post                302 404 409 409 404 409 -       queues/<uuid:uuid>/move/
@@ -199,6 +203,10 @@ post                401 400 403 403 400 200 all     api/queues/selected/release/
 post                401 404 204 204 404 204 all     api/queues/<str:uuid>/limits/ask/
 # No request is open.
 post                401 404 403 403 404 400 all     api/queues/<str:uuid>/limits/decline/
+put                 401 404 200 200 404 403 all     api/queues/<str:uuid>/mute/
+delete              401 404 204 204 404 403 all     api/queues/<str:uuid>/mute/
+# The queue is not over its threshold.
+post                401 404 409 409 404 409 all     api/queues/<str:uuid>/acknowledge/
 post                401 404 409 409 404 409 all     api/queues/<str:uuid>/move/
 get                 401 404 200 200 404 200 read    api/moves/<str:uuid>/
 delete              401 404 204 204 404 204 all     api/moves/<str:uuid>/
@@ -387,6 +395,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("queues/<uuid:uuid>/purge/", "post"): {"typed": f"queue/{PULSE_USER}/builds"},
     ("queues/<uuid:uuid>/messages/", "post"): {"count": 1},
     ("queues/<uuid:uuid>/move/", "post"): {"to": "queue", "name": f"queue/{PULSE_USER}/to"},
+    ("queues/<uuid:uuid>/mute/", "post"): {"set": 1, "until": f"{timezone.now() + timedelta(days=7):%F}"},
+    ("api/queues/<str:uuid>/mute/", "put"): {"until": f"{timezone.now() + timedelta(days=7):%F}T00:00Z"},
     ("archives/<uuid:uuid>/restore/", "post"): {"first": 1, "last": 1},
     ("exchanges/watch/", "post"): {"exchange": f"exchange/{PULSE_USER}/events"},
     ("api/watches/", "post"): {"exchange": f"exchange/{PULSE_USER}/events"},

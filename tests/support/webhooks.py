@@ -23,6 +23,7 @@ class Received(NamedTuple):
     path: str
     headers: dict[str, str]
     json: Any
+    body: bytes
 
 
 def make_certificate(folder: Path) -> Path:
@@ -82,7 +83,7 @@ class Webhook:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 with suppress(ValueError):
-                    hook.received.append(Received(self.path, dict(self.headers), json.loads(body)))
+                    hook.received.append(Received(self.path, dict(self.headers), json.loads(body), body))
                 if hook.slowly is not None:
                     hook.slowly(self.wfile.write)
                     return
