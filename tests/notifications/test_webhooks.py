@@ -1,8 +1,8 @@
 """What programs get of a notification: signed fields, and incidents that end. Over real HTTPS."""
 
-import hashlib
-import hmac
 import json
+import re
+from typing import Any
 
 import jsonschema
 import pytest
@@ -24,6 +24,7 @@ from tests.support.toolbox import stored_queue
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels", "mailbox")]
 
 SCHEMA = json.loads((DOCS / "examples" / "webhook.schema.json").read_text())
+EXAMPLE, PROGRAM = re.findall(r"^```\w+\n(.*?)^```$", (DOCS / "webhooks.md").read_text(), re.MULTILINE | re.DOTALL)
 DELETION = {"archived": 8001, "dropped": 0, "held": 0, "archived_until": "2026-01-12T00:00:00"}
 
 
@@ -49,6 +50,8 @@ def test_a_webhook_gets_the_documented_fields(alice, webhook, notify, queue, set
     notify(kinds.WARNING)
     [request] = webhook.received
     jsonschema.validate(request.json, SCHEMA)
+    jsonschema.validate(json.loads(EXAMPLE), SCHEMA)
+    assert json.loads(EXAMPLE).keys() == request.json.keys()
     got = {name: request.json[name] for name in SCHEMA["required"] if name not in ("at", "message")}
     assert got == {
         "event": "warning", "severity": "warning", "queue": "queue/alice/builds", "vhost": "/",
@@ -94,8 +97,10 @@ def test_a_webhook_is_signed_with_a_secret_that_is_shown_once(alice, webhook, no
     secret = made.json()["secret"]
     notify(kinds.WARNING)
     [request] = webhook.received
-    digest = hmac.new(secret.encode(), request.body, hashlib.sha256).hexdigest()
-    assert request.headers[SIGNATURE] == f"sha256={digest}"
+    documented: dict[str, Any] = {}
+    exec(PROGRAM, documented)
+    assert documented["is_from_guardian"](secret, request.body, request.headers[SIGNATURE])
+    assert not documented["is_from_guardian"](secret, request.body + b" ", request.headers[SIGNATURE])
     assert "secret" not in Program(alice).get(f"channels/{made.json()['uuid']}/").json()
     assert secret not in str(Channel.objects.values().get())
 

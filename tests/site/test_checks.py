@@ -76,6 +76,7 @@ def reported_ids():
         ("GUARDIAN_VHOSTS", ["*", "/"], "guardian.E010"),
         ("GUARDIAN_POLL_SECONDS", 0, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", -1, "guardian.E011"),
+        ("GUARDIAN_REMINDER_HOURS", 23, "guardian.E034"),
         ("GUARDIAN_PROXIES", -1, "guardian.E011"),
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", 10**12, "guardian.E011"),
