@@ -191,10 +191,11 @@ def test_a_failed_start_leaves_no_row(publish, alice, settings):
 
 def test_the_page_shows_messages_as_they_arrive(publish, as_alice):
     started = as_alice.post("/exchanges/watch/", {"exchange": EVENTS, "routing_key": "build.#"})
+    assert "0 messages shown, missed: unknown until RabbitMQ has counted" in as_alice.get(started["Location"]).text
     publish("build.<b>", b'{"a": "<b>"}')
     page = as_alice.get(started["Location"]).text
     assert "build.&lt;b&gt;" in page
-    assert "1 message shown, missed: unknown until RabbitMQ has counted" in page
+    assert "1 message shown" in page
     publish("build.late")
     update = as_alice.get(started["Location"], headers={"HX-Request": "true"}).text
     assert ("build.late" in update, "build.&lt;b&gt;" in update, "<html" in update) == (True, False, False)
@@ -216,7 +217,7 @@ def test_the_api_starts_reads_and_ends_a_watch(publish, alice, bob):
     path = f"watches/{started.json()['uuid']}/"
     answer = program.get(path).json()
     assert [(one["position"], one["routing_key"], one["body"]) for one in answer["messages"]] == [(1, "build", {})]
-    assert answer["missed"] is None
+    assert answer["missed"] in (None, 0)  # RabbitMQ may have counted it already
     assert Program(bob).get(path).status_code == 404
     assert (program.delete(path).status_code, program.get(path).status_code) == (204, 404)
 
