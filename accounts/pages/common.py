@@ -52,7 +52,9 @@ def add_error(form: forms.Form, error: ValidationError, field: str) -> None:
     """Add the errors to the fields they name, or else to ``field``, or to the form if it has neither."""
     by_field = error.error_dict if hasattr(error, "error_dict") else {getattr(error, "field", ""): error}
     for name, errors in by_field.items():
-        form.add_error(next((one for one in (name, field) if one in form.fields), NON_FIELD_ERRORS), errors)
+        form.add_error(
+            next((one for one in (name, field) if one in (*form.fields, NON_FIELD_ERRORS)), NON_FIELD_ERRORS), errors
+        )
 
 
 def broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) -> str:

@@ -23,7 +23,7 @@ from rest_framework.viewsets import GenericViewSet
 from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
 from core.confirmation import ConfirmationRequired
-from core.endpoints import MAX_SEARCH_LENGTH, StrictParameters, read, takes
+from core.endpoints import MAX_SEARCH_LENGTH, ConfirmField, StrictParameters, read, takes
 from core.links import absolute_url
 from queues.actions import peek
 from queues.archives import reading, replay, restore
@@ -159,9 +159,10 @@ class StartRestoreSerializer(serializers.Serializer[Any]):
     without = serializers.ListField(
         child=serializers.ChoiceField(choices=LEAVABLE),
         required=False,
+        max_length=len(LEAVABLE),
         help_text="Arguments with which the broker would drop messages, to leave out.",
     )
-    confirm = serializers.CharField(required=False, help_text="From the answer 409.")
+    confirm = ConfirmField()
 
 
 class LeftOutSerializer(serializers.Serializer[Any]):

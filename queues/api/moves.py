@@ -48,7 +48,11 @@ class MoveTargetSerializer(serializers.Serializer[Any]):
     {
         "oneOf": [
             {"type": "object", "properties": dict.fromkeys(Target._fields, NAME)},
-            {"type": "string", "description": f'"{ORIGIN}": each message goes back to where it died.'},
+            {
+                "type": "string",
+                "enum": [ORIGIN],
+                "description": f'"{ORIGIN}": each message goes back to where it died.',
+            },
         ]
     }
 )
@@ -67,10 +71,14 @@ class TargetField(serializers.Field):  # type: ignore[type-arg]  # its types dif
 class GroupKeySerializer(serializers.Serializer[Any]):
     """A group of dead letters, as a 409 listed it. Its other fields are ignored."""
 
-    exchange = serializers.CharField(allow_blank=True, trim_whitespace=False, help_text="Empty: the default exchange.")
-    routing_key = serializers.CharField(allow_blank=True, trim_whitespace=False)
-    reason = serializers.CharField(allow_blank=True, trim_whitespace=False)
-    queue = serializers.CharField(trim_whitespace=False, help_text="The queue in which the messages died.")
+    exchange = serializers.CharField(
+        allow_blank=True, trim_whitespace=False, max_length=MAX_NAME_BYTES, help_text="Empty: the default exchange."
+    )
+    routing_key = serializers.CharField(allow_blank=True, trim_whitespace=False, max_length=MAX_NAME_BYTES)
+    reason = serializers.CharField(allow_blank=True, trim_whitespace=False, max_length=1_000)
+    queue = serializers.CharField(
+        trim_whitespace=False, max_length=MAX_NAME_BYTES, help_text="The queue in which the messages died."
+    )
 
 
 class GroupSerializer(serializers.Serializer[Group]):
@@ -122,7 +130,9 @@ class StartMoveSerializer(serializers.Serializer[Any]):
     confirm = serializers.CharField(
         required=False, allow_blank=True, max_length=1_000_000, help_text="Of the 409 that the same request got."
     )
-    groups = GroupKeySerializer(many=True, required=False, help_text="Some groups of that 409; without it, all.")
+    groups = GroupKeySerializer(
+        many=True, required=False, max_length=1_000, help_text="Some groups of that 409; without it, all."
+    )
 
 
 class MoveSerializer(serializers.ModelSerializer[Move]):

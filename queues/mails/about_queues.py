@@ -1,4 +1,7 @@
-"""What notifications about queues say."""
+"""What notifications about queues say.
+
+Longer than 500 lines, because all of them share their sentences.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -286,7 +286,7 @@ def test_a_run_looks_at_fifty_queues(guarded, amqp, pulse_user, calls, queues, d
     assert "last_consumer" in Queue.objects.get(name=names[0]).activity
 
 
-def test_a_page_takes_no_request_more_for_the_diagnosis(guarded, amqp, pulse_user, as_alice, calls):
+def test_a_page_takes_two_requests_for_rates_and_none_for_the_diagnosis(guarded, amqp, pulse_user, as_alice, calls):
     amqp.queue("queue/alice/q", 3)
     amqp.channel.basic_consume("queue/alice/q", lambda *_: None)
     once.run_once()
@@ -295,7 +295,7 @@ def test_a_page_takes_no_request_more_for_the_diagnosis(guarded, amqp, pulse_use
     calls.clear()
     as_alice.get(f"/queues/{Queue.objects.get().uuid}/")
     assert sorted(path.rpartition("/")[2] for path in calls) == [
-        "bindings", "channels", "connections", "{name}", "{vhost}", "{vhost}",
+        "bindings", "channels", "connections", "overview", "{name}", "{name}", "{vhost}", "{vhost}",
     ]  # fmt: skip
     assert Queue.objects.get().activity["consumers"] == 1
 
