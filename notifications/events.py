@@ -52,7 +52,7 @@ def of(notification: Notification) -> Event:
         "seconds_left": round(seconds) if seconds is not None and not facts.get("spared") else None,
         "url": subject_url(notification) or settings.GUARDIAN_BASE_URL,
         "at": notification.created.isoformat(),
-        "diagnosis": facts.get("diagnosis"),
+        "diagnosis": (facts.get("diagnosis") or {}).get("text"),
     }
     return Event(severity, _incident(f"{notification.about} {kind.topic}"), fields)
 

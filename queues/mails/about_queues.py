@@ -67,7 +67,7 @@ def last_call(notification: Notification) -> Content:
         when = f"past {limit}. At its present rate, that is in {duration(left)}, at {at}"
     said = Content(
         subject=f"Last call: {_name(facts)} {ending}",
-        happened=f"{_the_queue(facts)} has {length}. Guardian deletes it {when}.",
+        happened=f"{_the_queue(facts)} has {length}. Guardian deletes it {when}.{_diagnosed(facts)}",
         next=" ".join(_kept_at_deletion(facts)),
         advice=f"{_advice(facts)} To get more time, ask for a higher limit on its page, or purge it.",
     )
