@@ -130,8 +130,11 @@ class StartMoveSerializer(serializers.Serializer[Any]):
     confirm = serializers.CharField(
         required=False, allow_blank=True, max_length=1_000_000, help_text="Of the 409 that the same request got."
     )
-    groups = GroupKeySerializer(
-        many=True, required=False, max_length=1_000, help_text="Some groups of that 409; without it, all."
+    groups = serializers.ListField(
+        child=GroupKeySerializer(),
+        required=False,
+        max_length=1_000,
+        help_text="Some groups of that 409; without it, all.",
     )
 
 

@@ -555,7 +555,7 @@ def test_the_statements_of_pruning_visitors_do_not_grow(db, django_assert_max_nu
     for number in range(60):
         get_or_create_owner(f"v{number}@example.org")
     Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
-    with django_assert_max_num_queries(35):
+    with django_assert_max_num_queries(37):
         assert prune_visitors() == 60
 
 

@@ -777,7 +777,7 @@ def test_a_last_call_is_sent_in_quiet_hours_before_deferred_notifications_and_is
     pass_time(minutes=61)
     send_due()
     assert left(channel="email") == [("warning", "failed", "A later notification replaces it.")]
-    assert [request.json["type"] for request in webhook.received] == ["failure", "info"]
+    assert [request.json["type"] for request in webhook.received] == ["failure", "warning"]
 
 
 def test_a_notification_is_not_replaced_by_one_of_another_topic(pulse_user, mailbox):

@@ -450,5 +450,5 @@ def test_counting_takes_constant_statements(
     with django_assert_num_queries(11):
         count_consumers()
     let_minutes_pass(minutes=5)
-    with django_assert_num_queries(19):
+    with django_assert_num_queries(20):
         assert count_consumers() == 2 * queues

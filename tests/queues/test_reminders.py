@@ -13,7 +13,8 @@ from tests.queues.test_comparison import RULES, InMemoryMonitor, listed_queue, s
 DAILY = replace(RULES, reminder_interval=timedelta(hours=24))
 HOUR = 3600
 NAME = "queue/alice/a"
-WARNING, REMINDER, RECOVERY = MessageKind.WARNING, MessageKind.REMINDER, MessageKind.RECOVERY
+WARNING, LAST_CALL = MessageKind.WARNING, MessageKind.LAST_CALL
+REMINDER, RECOVERY = MessageKind.REMINDER, MessageKind.RECOVERY
 
 
 def kinds(changes):
@@ -109,7 +110,7 @@ def stuck(second):
     [
         (hovers, 0, {WARNING: QUIET_PERIODS, RECOVERY: QUIET_PERIODS}),
         (hovers, 5, {}),
-        (grows, 0, {WARNING: 2, REMINDER: 3, RECOVERY: 1}),
+        (grows, 0, {WARNING: 2, LAST_CALL: 2, REMINDER: 3, RECOVERY: 1}),
         (stuck, 0, {WARNING: 1, REMINDER: 6}),
         (stuck, 60, {WARNING: 1, REMINDER: 6}),
     ],

@@ -183,7 +183,7 @@ def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarde
 
 
 def test_older_prometheus_figures_do_not_overwrite_a_list(wait_for_figures):
-    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok")
+    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok", warned_since=None)
     set_age_of_list(seconds=0)
     report, sent = run()
     assert ("/metrics/detailed" in sent, report.changed, report.warned) == (True, 0, 0)
