@@ -389,6 +389,7 @@ def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, 
     )
     assert by_queue == {
         ("warning", "queue/alice/warned"): 1,
+        ("reminder", "queue/alice/warned"): 1,
         ("recovery", "queue/alice/warned"): 1,
         ("warning", BUILDS): 1,
         ("deletion", BUILDS): 1,

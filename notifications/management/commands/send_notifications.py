@@ -1,11 +1,10 @@
-import signal
-import threading
 from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
+from core import stopping
 from notifications import claims, sending
 
 INTERVAL_SECONDS = 5
@@ -19,9 +18,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Send once, or every five seconds until SIGTERM or Ctrl-C."""
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+        stop = stopping.requested_by_signals()
         while True:
             close_old_connections()
             try:

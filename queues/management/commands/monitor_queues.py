@@ -1,6 +1,5 @@
 import json
 import logging
-import signal
 import threading
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection
@@ -11,6 +10,7 @@ from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
 from accounts import audit
+from core import stopping
 from core.formatting import counted, rate_in_words
 from queues.guard import deleter, monitor, once
 from queues.guard.brake_table import Line, totals
@@ -41,9 +41,7 @@ class Command(BaseCommand):
         0: done, or another process is running a pass; 1: the broker could not be queried, or the pass was aborted; 3:
         deletions are blocked. ``--force`` applies to the first pass only.
         """
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())  # the current pass is finished first
+        stop = stopping.requested_by_signals()  # the current pass is finished first
         if options["once"] or options["dry_run"]:
             raise SystemExit(self._pass(options, once.run_once))
         deleting = threading.Thread(target=_delete, args=(stop,))
