@@ -14,11 +14,17 @@ DEFAULT_EXCHANGE = "The default exchange can't be watched: RabbitMQ allows no bi
 
 
 def why_not_watched(
-    name: str, exchanges: Mapping[str, Exchange], bindings: Iterable[Binding], policies: Collection[BrokerPolicy]
+    name: str, exchanges: Mapping[str, Exchange], bindings: Collection[Binding], policies: Collection[BrokerPolicy]
 ) -> str:
     """Return why an exchange can't be watched, or an empty text. The other arguments are of its whole vhost."""
     if not name:
         return DEFAULT_EXCHANGE
+    watched = exchanges.get(name)
+    if watched is not None and watched.auto_delete and not any(one.source == name for one in bindings):
+        return (
+            f"The exchange {name} can't be watched: it is auto-delete and nothing is bound to it, so the broker would "
+            "delete it when the watch ends. Bind a queue to it first."
+        )
     for leading in _leading_to(name, bindings):
         # A deleted exchange loses its bindings, so all but the first exist, unless a list is older than the other.
         exchange = exchanges.get(leading)

@@ -24,6 +24,8 @@ from rabbit.watch_queue import Source
 DURATION = timedelta(minutes=5)
 MAX_OF_AN_OWNER = 2
 MAX_WATCHES = 50
+MAX_BINDINGS = 100
+"""Each takes a request to the broker while the visitor waits."""
 
 WATCHED = "watched messages"
 """The audit trail's entry."""
@@ -67,6 +69,8 @@ def start_at_queue(by: Owner, queue: Queue) -> MessageWatch:
     own = [one for one in bindings if one.source and one.destination_type == "queue" and one.destination == queue.name]
     if not own:
         raise Refusal(f"No exchange is bound to the queue. {DEFAULT_EXCHANGE}", "queue")
+    if len(own) > MAX_BINDINGS:
+        raise Refusal(f"The queue has more than {MAX_BINDINGS} bindings. Watch one of its exchanges instead.", "queue")
     sources = list(dict.fromkeys(one.source for one in own))
     _require_readable(sources, by, "queue")
     _require_watchable(sources, "queue", management, queue.vhost, bindings)

@@ -43,6 +43,12 @@ def test_exchanges_where_a_binding_changes_something_for_others_are_refused_with
     assert reason in why([exchange("b"), exchange("middle"), leading], bindings, policies)
 
 
+def test_an_exchange_that_the_broker_would_delete_with_the_watch_is_refused():
+    temporary = exchange("b")._replace(auto_delete=True)
+    assert "auto-delete" in why([temporary], [bound("a", "b")], [])
+    assert why([temporary], [bound("b", "q", "queue")], []) == ""
+
+
 def test_the_default_exchange_is_refused():
     assert "no binding" in why_not_watched("", {}, [], [])
 

@@ -227,3 +227,12 @@ def test_the_api_refuses_at_the_field(alice):
     assert set(program.post("watches/", {"exchange": ""}).json()) == {"exchange"}
     assert set(program.post("watches/", {"queue": "0" * 32}).json()) == {"queue"}
     assert program.post("watches/", {}).json() == {"non_field_errors": ["Give either an exchange or a queue."]}
+
+
+def test_a_queue_with_too_many_bindings_is_refused(amqp, alice, publish, vhost, pulse_user, monkeypatch):
+    monkeypatch.setattr(starting, "MAX_BINDINGS", 1)
+    amqp.queue("queue/alice/builds")
+    for key in ("a", "b"):
+        amqp.channel.queue_bind("queue/alice/builds", EVENTS, key)
+    with pytest.raises(Refusal, match="more than 1 bindings"):
+        starting.start_at_queue(alice, stored_queue("queue/alice/builds", vhost=vhost, pulse_user=pulse_user))
