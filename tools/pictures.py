@@ -25,7 +25,7 @@ from tools.processes import StartError, end_with_parent
 from tools.stack import PROJECT, Stack, isolated, turn_signals_into_interrupts
 
 PICTURES = PROJECT / "docs" / "pictures"
-MAX_BYTES = 150_000
+MAX_BYTES = 200_000
 WAIT_SECONDS = 150
 """Consumers are counted every minute."""
 CHROMIUM = "/usr/bin/chromium"
