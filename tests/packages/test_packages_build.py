@@ -8,6 +8,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -158,6 +159,28 @@ def test_the_public_names_are_imported_without_django_or_an_extra(name, install)
     done = run(install(name).python, "-I", "-c", program)
     assert done.stdout == "[]\n"
     assert done.stderr.endswith("ModuleNotFoundError: No module named 'django'\n")
+
+
+def test_the_consumers_are_imported_in_little_time(install):
+    program = "import time, guardian_consumers; print(time.process_time())"
+    python = install("guardian-consumers").python
+    seconds = min(float(run(python, "-I", "-c", program).stdout) for _ in range(3))  # 0.1 with the interpreter's start
+    assert seconds < 0.3
+
+
+def test_the_guide_and_the_pages_of_the_consumers_import_only_public_names():
+    package = PACKAGES / "guardian-consumers"
+    texts = [PACKAGES.parent / "docs" / "consumers.md", package / "README.md", *(package / "docs").glob("*.md")]
+    imports = {
+        (module, name.strip())
+        for text in texts
+        for module, names in re.findall(
+            r"^ *from (guardian_consumers[\w.]*) import (.+)$", text.read_text(), re.MULTILINE
+        )
+        for name in names.split(",")
+    }
+    assert len(imports) > 5
+    assert {one for one in imports if one[1] not in import_module(one[0]).__all__} == set()
 
 
 def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vhost, install, tmp_path):
