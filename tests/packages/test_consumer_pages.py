@@ -1,15 +1,17 @@
 """The programs of the toolkit's own pages run, and do what the pages say."""
 
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from guardian_consumers import Publisher, Unroutable
 from tests.support.consumers import length, settings_at, take, without_django
-from tests.support.toolbox import wait_until
+from tests.support.toolbox import in_background, wait_until
 
 PACKAGE = Path(__file__).resolve().parents[2] / "packages" / "guardian-consumers"
 PAGES = sorted((PACKAGE / "docs").glob("*.md"))
@@ -62,6 +64,55 @@ def publish(settings, body, key):
             return True
 
         wait_until(is_routed)
+
+
+def test_the_first_worker_ships_retries_and_parks(start, amqp):
+    worker = start("consume worker:orders --retry-delays 2")
+
+    def ordered(book):
+        return start(f"python order.py {book}").wait(30) == 0
+
+    wait_until(lambda: ordered("Dune"))  # fails until the queue exists
+    assert worker.stdout.readline() == "shipped Dune at attempt 1\n"
+    assert ordered("Ulysses")
+    assert worker.stdout.readline() == "shipped Ulysses at attempt 2\n"
+    assert ordered("Atlantis")
+    properties, _ = take(amqp, "shop_local_orders.parked")
+    assert properties.headers["consumer-error"].endswith("Park: no such book")
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(30) == 0
+
+
+def test_a_worker_shares_its_queue_with_one_of_yapw(start, settings):
+    workers = [start("python yapw_worker.py"), start("python moved_worker.py")]
+    printed = [in_background(worker.stdout.readline) for worker in workers]
+    with Publisher(settings) as publisher:
+
+        def is_printed_by_both():
+            with suppress(Unroutable):
+                publisher.publish({"book": "Dune"}, "orders", mandatory=True)
+            return all(line.done() for line in printed)
+
+        wait_until(is_printed_by_both)
+    assert [line.result() for line in printed] == ["yapw shipped Dune\n", "shipped Dune\n"]
+
+
+def test_a_worker_reads_what_kombu_publishes(start, settings):
+    worker = start("python moved_worker.py")
+    publish(settings, {"book": "Emma"}, "orders")
+    assert worker.stdout.readline() == "shipped Emma\n"
+    assert start("python kombu_order.py").wait(30) == 0
+    assert worker.stdout.readline() == "shipped Dune\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_links_of_a_page_lead_to_files_and_headings(page):
+    for path, heading in re.findall(r"\]\(([^)\s#:]+)(?:#([^)\s]+))?\)", page.read_text()):
+        target = page.parent / path
+        assert target.exists(), path
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert not heading or heading in slugs, heading
 
 
 def test_a_policy_keeps_the_other_settings_of_the_environment(start, settings, amqp):
