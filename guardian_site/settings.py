@@ -37,6 +37,7 @@ INSTALLED_APPS = [
     "status",
     "guardian_site",
     "message_store",
+    "guardian_consumers",
     "guardian_consumers.processed",
     "django.contrib.admin",
     "django.contrib.auth",

@@ -58,6 +58,7 @@ from tests.support.consumers import (
     queue_exists,
     settings_at,
     take,
+    without_django,
 )
 from tests.support.proxy import Proxy
 from tests.support.toolbox import in_background, in_parallel, memory_alarm, queue_names, raising, wait_until
@@ -954,7 +955,8 @@ def program(consumer_settings, tmp_path):
             [sys.executable, *command, *arguments],
             cwd=PROJECT,
             env={
-                **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+                **without_django(),
+                "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
                 "RABBIT_URL": consumer_settings().url, "DONE": str(tmp_path / "done"),
                 "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown",
                 **environment,

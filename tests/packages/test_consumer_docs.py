@@ -1,6 +1,5 @@
 """The example of the guide to consumers runs as the guide says."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from guardian_consumers import settings as settings_module
-from tests.support.consumers import settings_at
+from tests.support.consumers import settings_at, without_django
 from tests.support.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -27,7 +26,11 @@ def command(beginning):
 
 @pytest.fixture
 def environment(broker, vhost):
-    return {**os.environ, "RABBIT_URL": settings_at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
+    return {
+        **without_django(),
+        "RABBIT_URL": settings_at(broker.amqp_url, vhost).url,
+        "RABBIT_EXCHANGE_NAME": "shop_local",
+    }
 
 
 @pytest.mark.slow

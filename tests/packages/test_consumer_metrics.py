@@ -1,6 +1,5 @@
 """Metrics of consumers, and how Guardian sees their queues."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from guardian_consumers import Consumer, Policy, Requeue, SettingsError
 from guardian_consumers.metrics import serve_metrics
 from queues.guard import once
 from queues.models import Queue
-from tests.support.consumers import PARKED, QUEUE, consuming, publish_raw
+from tests.support.consumers import PARKED, QUEUE, consuming, publish_raw, without_django
 from tests.support.toolbox import wait_until
 from tools.processes import free_port
 
@@ -117,7 +116,11 @@ def test_the_command_serves_metrics_on_loopback_until_it_ends(consumer_settings,
     process = subprocess.Popen(
         [sys.executable, "-m", "guardian_consumers", "builtins:print=orders", "--metrics", str(port)],
         cwd=PROJECT,
-        env={**os.environ, "RABBIT_URL": consumer_settings().url, "RABBIT_EXCHANGE_NAME": "shop_test"},
+        env={
+            **without_django(),
+            "RABBIT_URL": consumer_settings().url,
+            "RABBIT_EXCHANGE_NAME": "shop_test",
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -42,10 +43,10 @@ def hatchling(target, source, to):
     return built
 
 
-def dependencies_of(requirements):
-    """Yield the distributions that these requirements need, recursively, without extras."""
+def dependencies_of(requirements, extra=""):
+    """Yield the distributions that these requirements need, recursively, with one extra of the first."""
     for requirement in map(Requirement, requirements):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             yield requirement.name
             yield from dependencies_of(distribution(requirement.name).requires or [])
 
@@ -80,21 +81,21 @@ def install(build, tmp_path_factory):
     """Give a function that installs a package's wheel, and what its metadata requires, into an empty environment."""
     done = {}
 
-    def install(name):
-        if name not in done:
+    def install(name, extra=""):
+        if (name, extra) not in done:
             folder = tmp_path_factory.mktemp(name) / "venv"
             venv.create(folder, symlinks=True)
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
             subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", build(name).wheel], check=True)
             [site_packages] = folder.glob("lib/python*/site-packages")
-            for dependency in set(dependencies_of(distribution(name).requires)):
+            for dependency in set(dependencies_of(distribution(name).requires, extra)):
                 link(dependency, site_packages)
             subprocess.run([*pip, "check"], check=True)
             readme = (PACKAGES / name / "README.md").read_text()
-            done[name] = Installed(
+            done[name, extra] = Installed(
                 folder / "bin" / "python", re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
             )
-        return done[name]
+        return done[name, extra]
 
     return install
 
@@ -160,6 +161,28 @@ def test_the_public_names_are_imported_without_django_or_an_extra(name, install)
     assert done.stderr.endswith("ModuleNotFoundError: No module named 'django'\n")
 
 
+def test_the_consumers_are_imported_in_little_time(install):
+    program = "import time, guardian_consumers; print(time.process_time())"
+    python = install("guardian-consumers").python
+    seconds = min(float(run(python, "-I", "-c", program).stdout) for _ in range(3))  # 0.1 with the interpreter's start
+    assert seconds < 0.3
+
+
+def test_the_guide_and_the_pages_of_the_consumers_import_only_public_names():
+    package = PACKAGES / "guardian-consumers"
+    texts = [PACKAGES.parent / "docs" / "consumers.md", package / "README.md", *(package / "docs").glob("*.md")]
+    imports = {
+        (module, name.strip())
+        for text in texts
+        for module, names in re.findall(
+            r"^ *from (guardian_consumers[\w.]*) import (.+)$", text.read_text(), re.MULTILINE
+        )
+        for name in names.split(",")
+    }
+    assert len(imports) > 5
+    assert {one for one in imports if one[1] not in import_module(one[0]).__all__} == set()
+
+
 def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vhost, install, tmp_path):
     python, [worker, order] = install("guardian-consumers")
     (tmp_path / "worker.py").write_text(worker)
@@ -178,9 +201,45 @@ def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vh
             process.kill()
 
 
+DJANGO_WORKER = """
+from django.contrib.auth.models import Group  # importable once Django is set up
+
+def orders(message):
+    Group.objects.create(name=message.body["book"])
+    print([group.name for group in Group.objects.all()], flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [["consume"], ["python", "-m", "guardian_consumers"], ["python", "manage.py", "consume"]]
+)
+def test_the_commands_consume_in_a_django_project(broker, vhost, install, tmp_path, command):
+    python, [_, order] = install("guardian-consumers", "django")
+    url, settings = settings_at(broker.amqp_url, vhost).url, {"RABBIT_EXCHANGE_NAME": "shop_local"}
+    run(python, "-m", "django", "startproject", "shop", ".", cwd=tmp_path)
+    (tmp_path / "worker.py").write_text(DJANGO_WORKER)
+    with (tmp_path / "shop" / "settings.py").open("a") as file:
+        file.write(f"INSTALLED_APPS += ['guardian_consumers']\nRABBIT_URL = {url!r}\nLOGGING = {{'version': 1}}\n")
+    assert run(python, "manage.py", "migrate", cwd=tmp_path, env={}).returncode == 0
+    with subprocess.Popen(
+        [python.parent / command[0], *command[1:], "worker:orders"], cwd=tmp_path,
+        env={**settings, "DJANGO_SETTINGS_MODULE": "shop.settings", "RABBIT_SPEED": "9"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            wait_until(lambda: run(python, "-c", order, env={**settings, "RABBIT_URL": url}).returncode == 0)
+            assert process.stdout.readline() == "['Dune']\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+            assert "RABBIT_SPEED is not a setting" in process.stderr.read()  # the project's LOGGING disables no logger
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("options", "environment", "says"),
     [
+        ([], {"DJANGO_SETTINGS_MODULE": "shop.settings"}, "install guardian-consumers[django]"),
         (["--metrics", "9100"], {}, "install guardian-consumers[prometheus]"),
         ([], {"RABBIT_RATE": "5", "RABBIT_RATE_REDIS_URL": "redis://127.0.0.1:1"}, "install guardian-consumers[redis]"),
     ],

@@ -1,6 +1,7 @@
 """Settings of consumers on the tests' broker, and what their queues contain."""
 
 import contextlib
+import os
 import struct
 from urllib.parse import quote
 
@@ -18,6 +19,11 @@ def settings_at(amqp_url, vhost="/", **changes):
     url = f"{amqp_url}/{quote(vhost, safe='')}"
     policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
     return Settings(**{"url": url, "exchange": "shop_test", "prefetch": "grown", "policy": policy, **changes})
+
+
+def without_django():
+    """Return the environment without pytest's DJANGO_SETTINGS_MODULE, with which the command sets Django up."""
+    return {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
 
 
 @contextlib.contextmanager

@@ -10,18 +10,30 @@ from guardian_consumers.message import Message
 from guardian_consumers.names import Names
 from guardian_consumers.outcomes import Discard, Halt, Outcome, Park, Policy, Requeue, Retry
 from guardian_consumers.priority import BrokerPriorities, PriorityQueues
-from guardian_consumers.publisher import Publisher
+from guardian_consumers.publisher import Publication, Publisher
 from guardian_consumers.rate import SharedTokenBucket, TokenBucket
 from guardian_consumers.settings import Settings
-from guardian_consumers.source import DeliveryBuffer, Limiter, PhysicalQueue, PlainQueue, Source
+from guardian_consumers.source import (
+    Binding,
+    DeliveryBuffer,
+    Exchange,
+    Limiter,
+    OverdueBuffer,
+    PhysicalQueue,
+    PlainQueue,
+    Routed,
+    Source,
+)
 
 __all__ = [
+    "Binding",
     "BrokerPriorities",
     "Consumer",
     "ConsumerError",
     "Delivery",
     "DeliveryBuffer",
     "Discard",
+    "Exchange",
     "Halt",
     "Halted",
     "Hung",
@@ -30,15 +42,18 @@ __all__ = [
     "Names",
     "NotPublished",
     "Outcome",
+    "OverdueBuffer",
     "Park",
     "PhysicalQueue",
     "PlainQueue",
     "Policy",
     "PriorityQueues",
+    "Publication",
     "Publisher",
     "Refused",
     "Requeue",
     "Retry",
+    "Routed",
     "Settings",
     "SettingsError",
     "SharedTokenBucket",

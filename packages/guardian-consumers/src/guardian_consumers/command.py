@@ -1,7 +1,8 @@
-"""Options and exit codes of ``python -m guardian_consumers`` and ``manage.py consume``."""
+"""Options and exit codes of ``consume``, ``python -m guardian_consumers`` and ``manage.py consume``."""
 
 import importlib
 import logging
+import os
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -95,6 +96,31 @@ def consume(
             return INVALID_SETTING
         return HUNG if isinstance(error, Hung) else REFUSED if isinstance(error, Refused) else HALTED
     return STOPPED
+
+
+def set_up_django() -> None:
+    """Set up the project of DJANGO_SETTINGS_MODULE. Raises SettingsError if Django is missing."""
+    try:
+        import django
+    except ModuleNotFoundError:
+        raise SettingsError(
+            "DJANGO_SETTINGS_MODULE is set, but Django is missing: install guardian-consumers[django], or unset it"
+        ) from None
+    django.setup()
+    # The project's LOGGING may disable the loggers that exist before.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("guardian_consumers.") and isinstance(logger, logging.Logger):
+            logger.disabled = False
+
+
+def consume_in_django(options: Mapping[str, Any], report: Callable[[str], None]) -> int:
+    """Consume with fresh database connections. RABBIT_URL defaults to the Django setting of that name."""
+    from django.conf import settings
+
+    from guardian_consumers.django import with_fresh_connections
+
+    url: str = os.environ.get("RABBIT_URL") or getattr(settings, "RABBIT_URL", None) or ""
+    return consume(options, {**os.environ, "RABBIT_URL": url}, report, with_fresh_connections)
 
 
 def _metrics(at: str | None, consumers: list[Consumer]) -> AbstractContextManager[None]:

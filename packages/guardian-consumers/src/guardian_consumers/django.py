@@ -46,6 +46,8 @@ from guardian_consumers.outcomes import Retry, TimeLimitExceeded
 from guardian_consumers.publisher import Publication
 from guardian_consumers.retries import GENERATED_ID_PREFIX
 
+__all__ = ["in_transaction", "once", "rewrite", "with_fresh_connections"]
+
 if TYPE_CHECKING:
     from guardian_consumers.processed.models import Processed
 

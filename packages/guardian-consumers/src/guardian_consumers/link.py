@@ -6,6 +6,7 @@ a fixed interval and have one channel. The thread only does AMQP, so long callba
 
 import logging
 import math
+import os
 import random
 import re
 import struct
@@ -78,6 +79,7 @@ class Link:
         refused: Callable[[ConsumerError], None],
     ) -> None:
         self._addresses = addresses
+        self._process = os.getpid()
         self._turn = 0
         self._cluster = ""
         self._checked: set[int] = set()
@@ -106,6 +108,8 @@ class Link:
         """The number of connections set up so far."""
 
     def start(self) -> None:
+        if os.getpid() != self._process:  # processes would share the loop's epoll
+            raise ConsumerError(f"the {self._name} was created before a fork; create it in the process that starts it")
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:

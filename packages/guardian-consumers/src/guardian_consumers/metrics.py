@@ -14,6 +14,8 @@ from guardian_consumers.consumer import Consumer
 from guardian_consumers.errors import SettingsError
 from guardian_consumers.outcomes import Outcome
 
+__all__ = ["create_registry", "serve_metrics"]
+
 HOST = "127.0.0.1"
 BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1500)
 """Seconds, from an empty callback to the default time limit."""

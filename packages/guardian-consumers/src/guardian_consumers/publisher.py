@@ -6,6 +6,7 @@ would also block acks, and the queues could not get shorter. So consuming and pu
 """
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -16,6 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import pika
 import yapw.util
@@ -66,16 +68,21 @@ class _PendingMessage:
 class Publisher:
     """Publishes to the settings' exchange, and declares it. It connects at the first use.
 
-    It is thread-safe: all threads share a channel, and each waits for its own confirms. Call ``close``, or use it as a
-    context manager.
+    It is thread-safe: all threads share a channel, and each waits for its own confirms. A forked child has a connection
+    of its own. Call ``close``, or use it as a context manager.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._names = settings.names
+        self._closed = False
+        self._begin()
+        _publishers.add(self)
+
+    def _begin(self) -> None:
+        """Begin without a connection. A forked child has neither the link's thread nor the owners of locks."""
         self._link: Link | None = None
         self._start_lock = threading.Lock()
-        self._closed = False
         self._failure: ConsumerError | None = None
         self.blocked = False
         """Whether the broker accepts no messages, since it runs short of memory or disk."""
@@ -309,6 +316,18 @@ class Publisher:
         with suppress(IndexError):
             while True:
                 _fail(self._unsent.popleft(), error)
+
+
+_publishers: WeakSet[Publisher] = WeakSet()
+
+
+def _begin_in_child() -> None:
+    for publisher in list(_publishers):
+        publisher._begin()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def declare_exchange(channel: Any, exchange: str) -> Callable[..., Any]:
