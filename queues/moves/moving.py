@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import IntegrityError, transaction
@@ -442,9 +442,10 @@ class _Step:
     def _return(self, fetch: Fetch, exhausted: dict[int, Undecoded]) -> None:
         """Return messages to the queue. Those that the broker would then drop, as exhausted, go to the queue's end."""
         if fetch.requeue_counts and exhausted:
-            last = {str(position): exhausted[position].decode() for position in sorted(exhausted)}
+            keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys that they have seen
+            last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
             refused = self.publisher.publish(last, "", self.move.queue.name)
-            done = [int(position) for position in last if position not in refused]
+            done = [position for position, key in keys.items() if key not in refused]
             if done:
                 fetch.acknowledge(done)
             if len(done) == fetch.fetched:

@@ -340,6 +340,25 @@ def test_a_message_that_may_not_be_returned_to_a_quorum_queue_goes_to_its_end(am
     assert sorted(numbers(amqp, FROM)) == [0, 1, 2]
 
 
+def test_a_message_that_goes_to_the_queues_end_is_routed_nowhere_else_and_has_a_key_of_its_own(amqp, alice, queue):
+    source = queue(FROM, 0, "quorum", **{"x-delivery-limit": 1})
+    queue("queue/bob/secret")
+    queue(TO, **{"x-max-length": 0, "x-overflow": "reject-publish"})
+    for _ in range(2):
+        amqp.channel.basic_publish("", FROM, b"7", pika.BasicProperties(headers={"CC": ["queue/bob/secret"]}))
+    wait_until_equal(lambda: ready(amqp, FROM), 2)
+    taken(amqp, "queue/bob/secret")
+    with session(source.vhost) as opened:  # a first delivery
+        list(Fetch(opened, FROM, queue_type="quorum").batches(2, Bounds(2, 1000, 2)))
+    wait_until_equal(lambda: ready(amqp, FROM), 2)
+    moved(moving.start(source, alice, Target(queue=TO), 1), sent=0, state="failed")
+    moved(moving.start(source, alice, Target(queue=TO), 1), sent=0, state="failed")
+    wait_until_equal(lambda: ready(amqp, FROM), 2)
+    assert taken(amqp, "queue/bob/secret") == []
+    keys = [got.headers[HEADER] for _, got, _ in taken(amqp, FROM)]
+    assert len(set(keys)) == 2
+
+
 # Beside the guard
 
 
