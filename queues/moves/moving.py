@@ -11,7 +11,8 @@ delete is the deleter's: the move waits, and continues if the deletion is called
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -37,7 +38,7 @@ from rabbit.amqp import Session
 from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
-from rabbit.fetching import Bounds, Fetch, Undecoded
+from rabbit.fetching import Bounds, Fetch, Fetched, Undecoded
 from rabbit.names import user_of_exchange, user_of_queue
 from rabbit.policies import limit_of
 from rabbit.snapshot import CLASSIC
@@ -287,6 +288,7 @@ def _step(move: Move, until: float) -> None:
         broker.session(vhost) as source,
         broker.session(vhost) as target,
     ):
+        move.refresh_from_db()  # another process may have carried out a step until now
         if move.in_flight:  # a step was killed
             _count_repeated(move, move.in_flight)
         row = quorum_queue(vhost, name) if type_ == QUORUM else {}
@@ -372,6 +374,12 @@ class _Step:
         if not taken:
             return True
         routed = {position: message for position, one in taken.items() if (message := self.route(one.decode()))}
+        if move.to_origin:
+            try:
+                self._require_room(routed.values())
+            except Refusal:
+                self._acknowledge(fetch, taken, [])
+                raise
         keys = {position: self._key(number, taken[position]) for number, position in enumerate(routed, move.sent + 1)}
         if not self._record_start(len(routed)):  # it was stopped
             self._acknowledge(fetch, taken, [])
@@ -388,6 +396,13 @@ class _Step:
             raise MoveRefused(f"{number:,} message{'s were' if number > 1 else ' was'} not taken: {why}.")
         self.kept += len(taken) - len(routed)
         return move.is_copy
+
+    def _require_room(self, messages: Collection[Fetched]) -> None:
+        """Require that no queue that gets messages straight would be over its deletion limit. Raises Refusal."""
+        queue = self.move.queue
+        straight = Counter(message.routing_key for message in messages if not message.exchange)
+        for name, number in straight.items():
+            replay.require_room(replay.room(self.source, queue.vhost, queue.pulse_user, name), number)
 
     def _take(self, fetch: Fetch, most: int) -> dict[int, Undecoded]:
         """Return the next messages by their position on the channel, the first is 1. None: the queue is empty."""
