@@ -43,7 +43,8 @@ def allows(pattern: str, name: str) -> bool:
 
     Like the broker, search in bytes. An empty pattern allows nothing.
     """
-    return re.search((pattern or "^$").encode(), name.encode()) is not None
+    # A header may name an exchange with a lone surrogate.
+    return re.search((pattern or "^$").encode(), name.encode("utf-8", "surrogatepass")) is not None
 
 
 def in_words(granted: Permissions, username: str) -> list[str]:

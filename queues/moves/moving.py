@@ -11,13 +11,14 @@ delete is the deleter's: the move waits, and continues if the deletion is called
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import IntegrityError, transaction
@@ -37,7 +38,7 @@ from rabbit.amqp import Session
 from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
-from rabbit.fetching import Bounds, Fetch, Undecoded
+from rabbit.fetching import Bounds, Fetch, Fetched, Undecoded
 from rabbit.names import user_of_exchange, user_of_queue
 from rabbit.policies import limit_of
 from rabbit.snapshot import CLASSIC
@@ -287,6 +288,7 @@ def _step(move: Move, until: float) -> None:
         broker.session(vhost) as source,
         broker.session(vhost) as target,
     ):
+        move.refresh_from_db()  # another process may have carried out a step until now
         if move.in_flight:  # a step was killed
             _count_repeated(move, move.in_flight)
         row = quorum_queue(vhost, name) if type_ == QUORUM else {}
@@ -372,6 +374,12 @@ class _Step:
         if not taken:
             return True
         routed = {position: message for position, one in taken.items() if (message := self.route(one.decode()))}
+        if move.to_origin:
+            try:
+                self._require_room(routed.values())
+            except Refusal:
+                self._acknowledge(fetch, taken, [])
+                raise
         keys = {position: self._key(number, taken[position]) for number, position in enumerate(routed, move.sent + 1)}
         if not self._record_start(len(routed)):  # it was stopped
             self._acknowledge(fetch, taken, [])
@@ -388,6 +396,13 @@ class _Step:
             raise MoveRefused(f"{number:,} message{'s were' if number > 1 else ' was'} not taken: {why}.")
         self.kept += len(taken) - len(routed)
         return move.is_copy
+
+    def _require_room(self, messages: Collection[Fetched]) -> None:
+        """Require that no queue that gets messages straight would be over its deletion limit. Raises Refusal."""
+        queue = self.move.queue
+        straight = Counter(message.routing_key for message in messages if not message.exchange)
+        for name, number in straight.items():
+            replay.require_room(replay.room(self.source, queue.vhost, queue.pulse_user, name), number)
 
     def _take(self, fetch: Fetch, most: int) -> dict[int, Undecoded]:
         """Return the next messages by their position on the channel, the first is 1. None: the queue is empty."""
@@ -442,9 +457,10 @@ class _Step:
     def _return(self, fetch: Fetch, exhausted: dict[int, Undecoded]) -> None:
         """Return messages to the queue. Those that the broker would then drop, as exhausted, go to the queue's end."""
         if fetch.requeue_counts and exhausted:
-            last = {str(position): exhausted[position].decode() for position in sorted(exhausted)}
+            keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys that they have seen
+            last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
             refused = self.publisher.publish(last, "", self.move.queue.name)
-            done = [int(position) for position in last if position not in refused]
+            done = [position for position, key in keys.items() if key not in refused]
             if done:
                 fetch.acknowledge(done)
             if len(done) == fetch.fetched:

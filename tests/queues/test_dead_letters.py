@@ -55,6 +55,10 @@ def test_a_message_without_a_readable_death_is_no_dead_letter(headers):
     assert dead_letters.read(headers) is None
 
 
+def test_an_exchange_with_a_lone_surrogate_in_its_name_is_not_used():
+    assert origin(x_death(exchange="\ud800"), here(TO_DEAD))[:2] == ("", JOBS)
+
+
 @pytest.mark.parametrize("count", [-1, 2**31, "3", 1.5, True, None])
 def test_a_forged_count_of_sendings_counts_as_none(count):
     assert dead_letters.sent_back_of({dead_letters.SENT_BACK: count}) == 0

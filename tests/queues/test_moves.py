@@ -340,7 +340,34 @@ def test_a_message_that_may_not_be_returned_to_a_quorum_queue_goes_to_its_end(am
     assert sorted(numbers(amqp, FROM)) == [0, 1, 2]
 
 
+def test_a_message_that_goes_to_the_queues_end_is_routed_nowhere_else_and_has_a_key_of_its_own(amqp, alice, queue):
+    source = queue(FROM, 0, "quorum", **{"x-delivery-limit": 1})
+    queue("queue/bob/secret")
+    queue(TO, **{"x-max-length": 0, "x-overflow": "reject-publish"})
+    for _ in range(2):
+        amqp.channel.basic_publish("", FROM, b"7", pika.BasicProperties(headers={"CC": ["queue/bob/secret"]}))
+    wait_until_equal(lambda: ready(amqp, FROM), 2)
+    taken(amqp, "queue/bob/secret")
+    with session(source.vhost) as opened:  # a first delivery
+        list(Fetch(opened, FROM, queue_type="quorum").batches(2, Bounds(2, 1000, 2)))
+    wait_until_equal(lambda: ready(amqp, FROM), 2)
+    moved(moving.start(source, alice, Target(queue=TO), 1), sent=0, state="failed")
+    moved(moving.start(source, alice, Target(queue=TO), 1), sent=0, state="failed")
+    wait_until_equal(lambda: ready(amqp, FROM), 2)
+    assert taken(amqp, "queue/bob/secret") == []
+    keys = [got.headers[HEADER] for _, got, _ in taken(amqp, FROM)]
+    assert len(set(keys)) == 2
+
+
 # Beside the guard
+
+
+def test_a_step_goes_on_where_another_process_just_ended_its_step(amqp, alice, queue, monkeypatch):
+    source, _ = queue(FROM, 25), queue(TO)
+    move = moving.start(source, alice, Target(queue=TO), 10)
+    call_before(monkeypatch, moving, "lock_messages", lambda: Move.objects.update(sent=7))
+    moved(move, sent=10)
+    assert ready(amqp, TO) == 3
 
 
 def test_a_queue_about_to_be_deleted_waits_for_the_deleter(amqp, alice, queue):
@@ -536,6 +563,18 @@ def test_a_quorum_queue_is_sent_back_whole_or_by_its_first_messages(amqp, alice,
     move = moved(confirmed(source, alice), sent=3)
     assert move.kept == 1
     wait_until_equal(lambda: (ready(amqp, JOBS), ready(amqp, DEAD)), (5, 1))
+
+
+def test_a_quorum_queue_is_not_sent_back_past_the_limit_of_the_queue_in_which_its_messages_died(amqp, alice, queue):
+    jobs = queue(JOBS, 0, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD})
+    source = queue(DEAD, 0, "quorum")
+    amqp.publish(JOBS, 15)
+    die(amqp)
+    wait_until_equal(lambda: ready(amqp, DEAD), 15)
+    Queue.objects.filter(pk=jobs.pk).update(max_length=12)
+    move = moved(confirmed(source, alice), sent=10, state="failed")
+    assert "over its deletion limit of 12" in move.error
+    wait_until_equal(lambda: (ready(amqp, JOBS), ready(amqp, DEAD)), (10, 5))
 
 
 def test_parked_messages_go_to_their_work_queue_with_all_their_retries(amqp, alice, queue):
