@@ -20,10 +20,13 @@ class Event(NamedTuple):
 
 
 class Message(NamedTuple):
+    """A message that is due. ``instead`` is what is due if a last call is withdrawn."""
+
     queue: StoredQueue
     kind: MessageKind
     thresholds: Thresholds
     merged: int = 0
+    instead: MessageKind = MessageKind.NONE
 
 
 class Deletable(NamedTuple):
@@ -123,10 +126,8 @@ class Changes:
     def withdraw_last_calls(self, limited: Collection[QueueName]) -> None:
         """Drop the last calls about queues that the broker itself keeps within their limit.
 
-        A queue that was not warned about before gets a warning instead.
+        Their owners get the messages that these replaced, and a warning if they had none.
         """
-
-        new = {one.queue for one in self.events if one.kind == QueueEvent.Kind.WARNED}
         messages, self.messages = self.messages, []
         for message in messages:
             queue = message.queue
@@ -134,8 +135,8 @@ class Changes:
                 self.messages.append(message)
                 continue
             self.events.remove(Event(queue, QueueEvent.Kind.LAST_CALL))
-            if queue in new:
-                self.messages.append(message._replace(kind=MessageKind.WARNING))
+            if message.instead is not MessageKind.NONE:
+                self.messages.append(message._replace(kind=message.instead))
 
     def set_ids(self, ids: Mapping[QueueName, int]) -> None:
         if ids:

@@ -453,8 +453,12 @@ class _Comparison:
             message = Message(after, MessageKind.WARNING, thresholds)
         is_last_call = state == WARNED and self._is_last_call_due(after, thresholds)
         if is_last_call:
-            limit = self._limit_without_pressure(queue)
-            after, message = last_call.with_last_call(after, thresholds, limit, self.now, self.rules.quiet_seconds)
+            limit, quiet_seconds = self._limit_without_pressure(queue), self.rules.quiet_seconds
+            replaced = message.kind if message else MessageKind.NONE
+            if replaced is MessageKind.SUMMARY or queue.notified_state != WARNED:
+                replaced = MessageKind.WARNING
+            after, message = last_call.with_last_call(after, thresholds, limit, self.now, quiet_seconds)
+            message = message._replace(instead=replaced)
         if message is not None:
             self.changes.messages.append(message)
         if state != queue.last_notified_state:

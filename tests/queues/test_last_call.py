@@ -11,7 +11,7 @@ from queues.guard import monitor, once
 from queues.models import Queue, QueueSample
 from queues.rules import last_call
 from queues.rules.quiet import MessageKind
-from queues.rules.rows import Registrations
+from queues.rules.rows import Registrations, StoredPulseUser
 from queues.rules.thresholds import GONE, MemoryPressure, Thresholds
 from rabbit.memory import NodeMemory
 from tests.queues.test_comparison import RULES, InMemoryMonitor, listed_queue, snapshot
@@ -112,6 +112,16 @@ def test_a_queue_that_the_broker_limits_gets_a_warning_only():
         changes.withdraw_last_calls({("/", NAME)})
         assert kinds_of(changes) == expected
         assert "last_call" not in [event.kind for event in changes.events]
+
+
+def test_a_queue_that_the_broker_limits_gets_its_warning_before_the_hold_off_is_over():
+    history = InMemoryMonitor(pulse_users={"alice": StoredPulseUser(1, None, None, hold_off_minutes=60)})
+    shown = []
+    for length in (5, 9, 9):
+        changes = history.run(snapshot(listed_queue("queue/alice/q", length)))
+        changes.withdraw_last_calls({("/", "queue/alice/q")})
+        shown.append(kinds_of(changes))
+    assert shown == [[], [WARNING], []]
 
 
 @pytest.mark.parametrize(
