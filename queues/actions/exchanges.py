@@ -36,7 +36,7 @@ class OwnExchange(NamedTuple):
 
 def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
     """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests."""
-    usernames = None if visitor.is_staff else _usernames(visitor)
+    usernames = None if visitor.is_staff and visitor.reads_only is None else _usernames(visitor)
     if usernames is not None and not usernames:
         return []
     vhost = settings.GUARDIAN_PULSE_VHOST

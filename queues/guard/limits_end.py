@@ -35,10 +35,12 @@ def end_limits(listing: Snapshot, now: datetime) -> list[Notice]:
     near = Queue.objects.filter(limits_until__lte=now + ANNOUNCED_BEFORE, misses=0)
     near = near.exclude(state__in=[Queue.State.DELETING, Queue.State.GONE]).select_related("pulse_user").order_by("id")
     found = list(near.select_for_update(of=("self",), skip_locked=True))
-    listed = {(queue.vhost, queue.name) for queue in listing.queues} if found else set()
+    listed = {(one.vhost, one.name): (one.ready, one.unacknowledged) for one in listing.queues} if found else {}
     written, events, notices = [], [], []
     for queue in found:
-        step = next_step(queue, now) if (queue.vhost, queue.name) in listed else None
+        # A pass leaves out rows that people changed meanwhile: their stored length is older than its list.
+        is_current = listed.get((queue.vhost, queue.name)) == (queue.ready, queue.unacknowledged)
+        step = next_step(queue, now) if is_current else None
         if step is None:
             continue
         after = with_old_limits(queue) if step is Step.RESTORE else queue

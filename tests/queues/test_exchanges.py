@@ -41,6 +41,11 @@ def test_an_operator_sees_all_exchanges_of_pulse_users(exchange_name, operator):
     assert names == ["exchange/alice/events", "exchange/bob/events"]
 
 
+def test_an_operators_token_of_one_pulse_user_reads_only_its_exchanges(exchange_name, operator, pulse_user):
+    operator.reads_only = pulse_user.pk
+    assert [exchange.name for exchange in exchanges.own_exchanges(operator)] == [exchange_name]
+
+
 def test_an_owner_without_a_pulse_user_sees_no_exchanges(client):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     with counted_requests() as sent:

@@ -115,6 +115,15 @@ def test_past_the_raised_limit_a_queue_is_deleted_as_before(guarded, pulse_user,
     assert queue_names(management, guarded) == set()
 
 
+def test_limits_do_not_end_by_a_length_that_is_older_than_the_list(raised):
+    Queue.objects.update(limits_until=timezone.now() - SECOND)
+    listing = Snapshot(
+        [queue_row(NAME, ready=20, unacknowledged=0)], {}, frozenset(), frozenset(), True, True, [], [], 0.0
+    )
+    assert end_limits(listing, timezone.now()) == []
+    assert Queue.objects.get().max_length == 50
+
+
 def test_ending_many_limits_takes_as_many_statements_as_ending_one(db):
     statements = []
     for number in (1, 30):
