@@ -285,7 +285,7 @@ class AuthToken(AbstractAuthToken):
     # Deleted with the Pulse user: a token must never read more than before.
     pulse_user = models.ForeignKey(
         "PulseUser", models.CASCADE, null=True, blank=True, editable=False, related_name="+",
-        help_text="The only one that it reads; empty: all of its owner's.",
+        help_text="The only Pulse user that the token may read; empty: all of its owner's.",
     )  # fmt: skip
 
     class Meta:
@@ -369,7 +369,9 @@ class PulseUser(models.Model):
         help_text="Keep the messages of deleted and purged queues for a while. Switch it off for confidential data.",
     )
     hold_off_minutes = models.PositiveSmallIntegerField(
-        default=0, db_default=0, help_text="Owners are warned when a queue has been over its threshold for so long."
+        default=0,
+        db_default=0,
+        help_text="Minutes over its warning threshold after which the owners of a queue are warned.",
     )
     password_exposed_at = models.DateTimeField(
         null=True,

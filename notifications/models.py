@@ -67,7 +67,7 @@ class Channel(models.Model):
     service = models.CharField(max_length=100, editable=False, help_text="The service and host, as pages show them.")
     sealed_url = models.TextField(editable=False)
     sealed_secret = models.TextField(
-        default="", db_default="", editable=False, help_text="What messages are signed with; empty: they are not."
+        default="", db_default="", editable=False, help_text="The key that signs messages; empty: they are not signed."
     )
     created = models.DateTimeField(auto_now_add=True)
     last_sent_at = models.DateTimeField(null=True, editable=False)

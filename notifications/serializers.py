@@ -49,7 +49,7 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
 class MadeChannelSerializer(ChannelSerializer):
     """A channel that was just created."""
 
-    secret = serializers.CharField(help_text="What messages to this webhook are signed with; empty: it is none.")
+    secret = serializers.CharField(help_text="The key that signs messages to a webhook; empty for other channels.")
 
     class Meta(ChannelSerializer.Meta):
         fields = [*ChannelSerializer.Meta.fields, "secret"]

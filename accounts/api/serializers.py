@@ -254,7 +254,7 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
         required=False,
         min_value=0,
         max_value=MAX_HOLD_OFF_MINUTES,
-        help_text="Owners are warned when a queue has been over its warning threshold for so many minutes.",
+        help_text="How many minutes a queue must be over its warning threshold before its owners are warned.",
     )
     confirm = ConfirmField()
 

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
             models.ForeignKey(
                 blank=True,
                 editable=False,
-                help_text="The only one that it reads; empty: all of its owner's.",
+                help_text="The only Pulse user that the token may read; empty: all of its owner's.",
                 null=True,
                 on_delete=django.db.models.deletion.CASCADE,
                 related_name="+",

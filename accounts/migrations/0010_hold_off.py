@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='pulseuser',
             name='hold_off_minutes',
-            field=models.PositiveSmallIntegerField(db_default=0, default=0, help_text='Owners are warned when a queue has been over its threshold for so long.'),
+            field=models.PositiveSmallIntegerField(db_default=0, default=0, help_text='Minutes over its warning threshold after which the owners of a queue are warned.'),
         ),
     ]

@@ -176,7 +176,7 @@ class HoldOffForm(Form):
         label="Wait before a warning (minutes)",
         min_value=0,
         max_value=MAX_HOLD_OFF_MINUTES,
-        help_text="Owners are warned when a queue has been over its warning threshold for so long. 0: at once.",
+        help_text="Minutes over its warning threshold after which the owners of a queue are warned. 0: at once.",
     )
 
 

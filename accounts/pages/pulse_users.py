@@ -371,7 +371,7 @@ def pulse_user_hold_off(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
     form = forms.HoldOffForm(request.POST)
     if form.is_valid():
         thresholds.set_hold_off(pulse_user, form.cleaned_data["hold_off_minutes"])
-        messages.success(request, "Saved. Warnings to all owners wait for so long; other notifications don't.")
+        messages.success(request, "Saved. It applies to the warnings of all owners, and to no other notifications.")
     else:
         messages.error(request, f"Enter 0 to {thresholds.MAX_HOLD_OFF_MINUTES} minutes.")
     return redirect_to(request, pulse_user)

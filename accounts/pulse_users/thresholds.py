@@ -77,7 +77,7 @@ MAX_HOLD_OFF_MINUTES = 60
 
 
 def set_hold_off(pulse_user: PulseUser, minutes: int) -> None:
-    """Let warnings about the Pulse user's queues wait until a queue has been over its threshold for so many minutes."""
+    """Warn only about queues that have been over their warning threshold for this number of minutes."""
     with transaction.atomic():
         row = PulseUser.objects.locked(pulse_user)
         row.hold_off_minutes = minutes

@@ -16,7 +16,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='channel',
             name='sealed_secret',
-            field=models.TextField(db_default='', default='', editable=False, help_text='What messages are signed with; empty: they are not.'),
+            field=models.TextField(db_default='', default='', editable=False, help_text='The key that signs messages; empty: they are not signed.'),
         ),
         migrations.CreateModel(
             name='SubjectMute',
