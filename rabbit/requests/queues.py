@@ -250,10 +250,10 @@ def _rate_samples(queue: JSONObject) -> list[RateSample]:
     moments = sorted({moment for one in counts.values() for moment in one})
     return [
         RateSample(
-            datetime.fromtimestamp(moment / 1000, UTC),
+            datetime.fromtimestamp(moment, UTC),
             **{
                 # A counter starts again at 0 when the queue's node does.
-                rate: max(0, one.get(moment, 0) - one.get(before, 0)) * 1000 / (moment - before)
+                rate: max(0, one.get(moment, 0) - one.get(before, 0)) / (moment - before)
                 for rate, one in counts.items()
             },
         )
@@ -261,16 +261,12 @@ def _rate_samples(queue: JSONObject) -> list[RateSample]:
     ]
 
 
-def _counts(stats: Any, counters: Iterable[str]) -> Counter[int]:
-    """Return the sum of these counters at each moment, in milliseconds since 1970."""
-    found: Counter[int] = Counter()
+def _counts(stats: Any, counters: Iterable[str]) -> Counter[float]:
+    """Return the sum of these counters at each moment, in seconds since 1970."""
+    found: Counter[float] = Counter()
     for counter in counters:
-        details = stats.get(f"{counter}_details") if isinstance(stats, dict) else None
-        for sample in (details.get("samples") if isinstance(details, dict) else None) or []:
-            if (at := as_number(sample["timestamp"])) is not None and (
-                count := as_number(sample["sample"])
-            ) is not None:
-                found[at] += count
+        for sample in _samples(stats.get(f"{counter}_details") if isinstance(stats, dict) else None):
+            found[sample.at] += sample.value
     return found
 
 
