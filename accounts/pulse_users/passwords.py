@@ -85,6 +85,8 @@ def rotate_password(
             password has changed already; repeating the call completes it.
     """
     username = pulse_user.username
+    if prepared and password is not None:
+        raise Refusal("Send either `password` or `prepared`.", "prepared")
     if prepared and by is not None:
         password = prepared_password(pulse_user, by, prepared)
     elif password is not None:

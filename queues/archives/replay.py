@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from accounts import audit
@@ -196,7 +196,8 @@ def _step(replay: Replay, until: float) -> int:
     messages = reading.messages(replay.archive, replay.first + replay.sent, replay.total - replay.sent)
     with broker.session(replay.archive.vhost) as session:
         if replay.is_declaring:
-            if not _may_send(replay, replay.by).exists():
+            leaving = Q(archive__pulse_user__removing_since__isnull=False)  # its queues would outlive it
+            if not _may_send(replay, replay.by).exclude(leaving).exists():
                 _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
                 return 0
             declaring.declare(session, replay)

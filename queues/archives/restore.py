@@ -93,7 +93,7 @@ def _look(session: Session, archive: Archive, by: Owner, wanted: Wanted, confirm
     room = replay.room(session, archive.vhost, archive.pulse_user, queue, wanted.exchange)
     first, last = wanted.first, wanted.last
     if wanted.fitting and first is last is None:
-        first, last = _fitting(archive, room)
+        first, last = _fitting(archive, queue, room)
     one = replay.planned(archive, queue, wanted.exchange, first or 1, last)
     one.rate = wanted.rate
     if wanted.exchange:
@@ -108,13 +108,13 @@ def _look(session: Session, archive: Archive, by: Owner, wanted: Wanted, confirm
     return Restore(one, plan, room, effect, change.question(effect))
 
 
-def _fitting(archive: Archive, room: Room) -> tuple[int, int]:
-    """Return the first and the last message of the part to send: the last that fit, or those after an earlier replay.
+def _fitting(archive: Archive, queue: str, room: Room) -> tuple[int, int]:
+    """Return the first and the last message of the part to send: the last that fit, or those after an earlier one.
 
     If none fits, it is all.
     """
     fits, end = room.fits or archive.messages, archive.messages
-    begin = archive.replays.filter(sent__gt=0).aggregate(to=Max(F("first") + F("sent")))["to"] or 1
+    begin = archive.replays.filter(to_queue=queue, sent__gt=0).aggregate(to=Max(F("first") + F("sent")))["to"] or 1
     if 1 < begin <= end:
         return begin, min(end, begin - 1 + fits)
     return max(1, end - fits + 1), end

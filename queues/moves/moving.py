@@ -39,7 +39,7 @@ from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.confirmed import ConfirmedPublisher
 from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Bounds, Fetch, Fetched, Undecoded
-from rabbit.names import user_of_exchange, user_of_queue
+from rabbit.names import MAX_NAME_BYTES, is_amqp_name, user_of_exchange, user_of_queue
 from rabbit.policies import limit_of
 from rabbit.snapshot import CLASSIC
 
@@ -125,6 +125,8 @@ def start(
 
     ``uuid`` is the move's, so that a form that is sent twice starts one. Raises Refusal as ``plan``.
     """
+    if uuid and (started := Move.objects.filter(queue=queue, uuid=uuid).first()):
+        return started
     move = Move(
         queue=queue, by=by, to_queue=to.queue, to_exchange=to.exchange, routing_key=to.routing_key, is_copy=is_copy
     )
@@ -209,6 +211,8 @@ def require_target(queue: Queue, by: Owner, to: Target) -> None:
     """Require that the target belongs to an owner of the queue's Pulse user, who is ``by`` unless an operator acts."""
     if bool(to.queue) == bool(to.exchange):
         raise MoveRefused("Name either a queue or an exchange.")
+    if not all(map(is_amqp_name, (to.queue, to.exchange, to.routing_key or ""))):
+        raise MoveRefused(f"A name is longer than {MAX_NAME_BYTES} bytes, or not valid UTF-8.")
     if to.queue == queue.name:
         raise MoveRefused("The messages are in this queue already. Choose another one.")
     if queue.pulse_user is None:

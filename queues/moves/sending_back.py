@@ -69,15 +69,14 @@ def look(queue: Queue, by: Owner, count: int | None = None) -> Looked:
     bounds = LOOK._replace(messages=min(count or LOOK.messages, LOOK.messages))
     found = peek.look(queue, by, bounds)
     letters = [letter for message in found.messages if (letter := dead_letters.read(message.headers))]
-    looked, wanted = len(found.messages), min(count or found.ready, found.ready)
+    looked = len(found.messages)
     try:
         groups = dead_letters.grouped(letters, routes.surroundings(queue)) if letters else []
     except (NotOnBroker, Refused) as error:
         raise MoveRefused("Guardian can't look up what leads to this queue on the broker.") from error
     groups = groups[: dead_letters.MAX_GROUPS]
-    # There may be more of each group among the messages that were not looked at.
-    most = [[*group.origin.key, group.messages + wanted - looked] for group in groups if not group.origin.why_not]
-    return Looked(groups, looked - len(letters), looked, found.ready, _signed(queue, by, most))
+    counts = [[*group.origin.key, group.messages] for group in groups if not group.origin.why_not]
+    return Looked(groups, looked - len(letters), looked, found.ready, _signed(queue, by, counts))
 
 
 def send_back(
@@ -96,17 +95,18 @@ def send_back(
     if not confirm:
         raise GroupsUnconfirmed(look(queue, by, count))
     require_pulse_user(queue, by)
-    most = _confirmed(queue, by, confirm)
+    counts = _confirmed(queue, by, confirm)
     if queue.type != CLASSIC:
         return moving.start_to_origin(queue, by, None, count, uuid)
-    chosen = set(most if groups is None else groups)
+    chosen = set(counts if groups is None else groups)
     if not chosen:
         raise MoveRefused("Choose at least one group of messages.", "groups")
-    if not chosen <= most.keys():
+    if not chosen <= counts.keys():
         raise MoveRefused("The confirmation has no such group. Send the groups exactly as you got them.", "groups")
+    # Room for those that were not looked at is required when they are sent.
     with broker.session(queue.vhost) as session:
         for name in {key[3] for key in chosen}:
-            coming = sum(number for key, number in most.items() if key in chosen and key[3] == name)
+            coming = sum(number for key, number in counts.items() if key in chosen and key[3] == name)
             replay.require_room(replay.room(session, queue.vhost, queue.pulse_user, name), coming)
     return moving.start_to_origin(queue, by, sorted(map(list, chosen)), count, uuid)
 
@@ -121,12 +121,12 @@ def require_pulse_user(queue: Queue, by: Owner) -> None:
         )
 
 
-def _signed(queue: Queue, by: Owner, most: list[list[Any]]) -> str:
-    return signing.dumps({"queue": queue.pk, "by": by.pk, "groups": most}, salt=_SALT, compress=True)
+def _signed(queue: Queue, by: Owner, counts: list[list[Any]]) -> str:
+    return signing.dumps({"queue": queue.pk, "by": by.pk, "groups": counts}, salt=_SALT, compress=True)
 
 
 def _confirmed(queue: Queue, by: Owner, confirm: str) -> dict[tuple[str, ...], int]:
-    """Return the confirmed groups, and how many messages each has at most."""
+    """Return the confirmed groups, and how many of the messages that were looked at each has."""
     try:
         signed = signing.loads(confirm, salt=_SALT, max_age=VALID_FOR)
     except signing.SignatureExpired as error:

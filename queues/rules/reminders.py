@@ -1,5 +1,6 @@
 """Reminders of queues that stay over their warning threshold, and the acknowledgement that stops them. Pure."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -20,18 +21,23 @@ def is_acknowledged(queue: "Queue | StoredQueue") -> bool:
 
 
 def due(queues: Iterable["StoredQueue"], interval: timedelta, now: datetime) -> frozenset[QueueName]:
-    """Return the queues about which their owners are reminded now: each at most once in an interval.
+    """Return the queues about which their owners are reminded now, those of one Pulse user or owner together.
 
     A queue is due when it has been over its warning threshold for an interval. If one is, the others that have been for
-    half of it are reminded of, too. So an owner of many queues soon gets one message a day about all of them.
+    half of it are reminded of, too. So an owner of many queues gets one message a day about all of them.
     """
     if not interval:
         return frozenset()
-    over = [(now - queue.warned_since, queue) for queue in queues if queue.warned_since and _may_be_due(queue)]
-    waiting = [(time, queue) for time, queue in over if not queue.reminded_at or now - queue.reminded_at >= interval]
-    if not any(time >= interval for time, _ in waiting):
-        return frozenset()
-    return frozenset((queue.vhost, queue.name) for time, queue in waiting if time >= interval / 2)
+    over = defaultdict(list)
+    for queue in queues:
+        if queue.warned_since and _may_be_due(queue):
+            over[queue.ownership].append((now - queue.warned_since, queue))
+    reminded_now: list[StoredQueue] = []
+    for group in over.values():
+        reminded = max((queue.reminded_at for _, queue in group if queue.reminded_at), default=None)
+        if (not reminded or now - reminded >= interval) and any(time >= interval for time, _ in group):
+            reminded_now += [queue for time, queue in group if time >= interval / 2]
+    return frozenset((queue.vhost, queue.name) for queue in reminded_now)
 
 
 def _may_be_due(queue: "StoredQueue") -> bool:

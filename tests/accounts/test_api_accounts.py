@@ -57,6 +57,8 @@ def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, username,
     later = program.post(f"pulse-users/{username}/rotate-password/", {"later": True}).json()
     assert len(later.pop("password")) == 32
     assert program.post(f"pulse-users/{username}/rotate-password/", {"prepared": later["prepared"]}).json() == own_user
+    both = program.post(f"pulse-users/{username}/rotate-password/", {**own, **later})
+    assert (both.status_code, list(both.json())) == (400, ["prepared"])
     forged = program.post(f"pulse-users/{username}/rotate-password/", {"prepared": "forged"})
     assert (forged.status_code, list(forged.json())) == (400, ["prepared"])
     weak = program.post(f"pulse-users/{username}/rotate-password/", {"password": "password"})

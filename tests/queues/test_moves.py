@@ -166,6 +166,7 @@ def test_a_move_is_refused_with_the_reason(amqp, alice, bob, operator, queue, se
         (source, alice, Target(exchange="amq.topic"), "starts with queue/alice/"),
         (source, alice, Target(queue="queue/alice/none"), "no queue or exchange of this name"),
         (source, alice, Target(), "either a queue or an exchange"),
+        (source, alice, Target(queue="queue/alice/" + "é" * 128), "longer than 255 bytes"),
         (source, alice, Target(queue="queue/alice/short"), "keeps at most 5 messages in that queue and drops"),
         (source, bob, Target(queue="queue/alice/empty"), "may no longer move"),
         (Queue.objects.get(name="queue/alice/empty"), alice, Target(queue=FROM), "no ready messages"),

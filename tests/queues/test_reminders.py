@@ -59,11 +59,18 @@ def test_queues_are_reminded_of_together():
         sent += [(hour, reminded)] if reminded else []
     assert sent == [
         (24, ["early", "late"]),
-        (44, ["later"]),
-        (48, ["early", "late"]),
-        (68, ["later"]),
-        (72, ["early", "late"]),
+        (48, ["early", "late", "later"]),
+        (72, ["early", "late", "later"]),
     ]
+
+
+def test_each_owner_is_reminded_after_their_own_queues_alone():
+    pulse_users = {"alice": StoredPulseUser(1, None, None), "bob": StoredPulseUser(2, None, None)}
+    monitor = InMemoryMonitor(DAILY, pulse_users)
+    for hour in range(25):
+        late = listed_queue("queue/bob/late", 7 if hour >= 10 else 1)
+        changes = monitor.run(snapshot(listed_queue(NAME, 7), late), seconds=HOUR)
+    assert [(one.kind, one.queue.name) for one in changes.messages] == [(REMINDER, NAME)]
 
 
 def test_a_warning_waits_until_the_queue_has_been_over_for_the_hold_off():
