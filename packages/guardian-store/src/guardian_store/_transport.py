@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from guardian_store.client import Client, Invalid, Message, NewMessage, NotFound, Page, Unavailable
-from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT
+from guardian_store._client import Client
+from guardian_store._partition_sharing import DEFAULT_DEPLOYMENT
+from guardian_store._protocol import Invalid, Message, NewMessage, NotFound, Page, Unavailable
 
 TIMEOUT_SECONDS = 10.0
 

@@ -2,7 +2,7 @@
 
     Worker("mailer", send, HTTPTransport(ADDRESS, "shop", key=KEY)).run()
 
-The workers of one consumer share the partitions: one worker at a time has a partition (``partition_sharing.py``) and
+The workers of one consumer share the partitions: one worker at a time has a partition (``_partition_sharing.py``) and
 records its progress in the store as the consumer's position. A message is handled again if a worker is killed or loses
 its leases before it records the position.
 
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from guardian_store.client import Invalid, Message, RetryLater
-from guardian_store.deployment import ERROR_QUEUE, Deployment, LeasedPartition
-from guardian_store.leases import StoreLeases
-from guardian_store.partition_sharing import (
+from guardian_store._deployment import ERROR_QUEUE, Deployment, LeasedPartition
+from guardian_store._leases import StoreLeases
+from guardian_store._partition_sharing import (
     Coordination,
     Partition,
     PinnedPartitions,
     clock,
 )
-from guardian_store.transport import Transport, WorkQueue
+from guardian_store._protocol import Invalid, Message, RetryLater
+from guardian_store._transport import Transport, WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class ZooKeeper:
     def coordination(self, transport: Transport, consumer: str) -> Coordination:
         """Return a new worker's view. Raises ValueError for malformed hosts, and ModuleNotFoundError without kazoo."""
         try:
-            from guardian_store.zookeeper import ZooKeeperLeases
+            from guardian_store._zookeeper import ZooKeeperLeases
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("kazoo is missing: install guardian-store[zookeeper]", name="kazoo") from error
         return ZooKeeperLeases(transport.deployment, transport.application, consumer, self.seconds, self.hosts)
