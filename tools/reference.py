@@ -10,6 +10,9 @@ from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+RETURNS = [("blocking", "Operation", r"\1"), ("paged", "Pages", r"Iterator[\1]")]
+"""Decorators of the store's client, which methods return for them, and what callers get."""
+
 
 class Member(NamedTuple):
     """A field, constant, method or property: its source without the body, and its docstring."""
@@ -94,7 +97,14 @@ def _members(source: Any) -> dict[str, Member]:
                 head = f"{node.name}: {ast.unparse(node.returns)}".replace("'", "")
             elif "classmethod" in decorators:
                 head = f"@classmethod\n{head}"
+            for decorator, written, returned in RETURNS:
+                if decorator in decorators:
+                    head = re.sub(rf"-> {written}\[(.*)\]$", f"-> {returned}", head)
             found[node.name] = Member(head, ast.get_docstring(node) or "", is_function=True)
+        elif wraps := re.fullmatch(r"(\w+) = (awaited|paged)\((\w+)\.(\w+)\)", ast.unparse(node)):
+            head = _members(scope[wraps[3]])[wraps[4]].code
+            head = f"async {head}" if wraps[2] == "awaited" else head.replace("-> Iterator", "-> AsyncIterator")
+            found[wraps[1]] = Member(head, "", is_function=True)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             text = ast.get_docstring(ast.Module([following], [])) if isinstance(following, ast.Expr) else ""
@@ -124,4 +134,5 @@ def _code(text: str) -> str:
 
 def _markdown(docstring: str | None) -> str:
     """Return a docstring as Markdown: code in single backticks."""
-    return re.sub(r"::$", ":", inspect.cleandoc(docstring or "").replace("``", "`"), flags=re.MULTILINE)
+    text = inspect.cleandoc(docstring or "").replace("``", "`")
+    return re.sub(r"::$", ":", re.sub(r"^::\n\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)

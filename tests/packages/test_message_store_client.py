@@ -172,16 +172,17 @@ def test_reading_continues_after_a_truncated_answer(client, monkeypatch, descend
     assert bodies(found) == bodies(client.messages("q", descending=descending))
 
 
-def test_a_body_and_its_content_type_survive_a_round_trip(client):
+@pytest.mark.parametrize("content_type", ["image/png", "application/json; charset=utf-8"])
+def test_a_body_and_its_content_type_survive_a_round_trip(client, content_type):
     client.create_queue("q")
     texts = ["é\0\r\n\u202e", '{"a": [1, 2.5]}', b"\xff\xfe\x00binary", b"\xc3\xa9"]
     for text in texts:
-        client.post("q", text, content_type="image/png")
-    client.post_many("q", [NewMessage(text, content_type="image/png") for text in texts])
+        client.post("q", text, content_type=content_type)
+    client.post_many("q", [NewMessage(text, content_type=content_type) for text in texts])
     found = list(client.messages("q"))
     wanted = [text.encode() if isinstance(text, str) else text for text in texts]
     assert [message.body for message in found] == wanted * 2
-    assert {message.content_type for message in found} == {"image/png"}
+    assert {message.content_type for message in found} == {content_type}
     assert found[1].json() == {"a": [1, 2.5]}
     assert found[3].text == "é"
     with pytest.raises(UnicodeDecodeError):

@@ -78,6 +78,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(headers=authorization(key, token), timeout=timeout, transport=transport)
 
     async def close(self) -> None:
+        """Close the connections. The client's end as a context manager does it too."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

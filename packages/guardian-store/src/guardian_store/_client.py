@@ -34,6 +34,7 @@ from guardian_store._protocol import (
     entry_of,
     headers_of,
     message_of,
+    must_be_batched,
     next_id,
     no_answer,
     posted_of,
@@ -102,6 +103,7 @@ class Client:
         self._http = httpx.Client(headers=authorization(key, token), timeout=timeout, transport=transport)
 
     def close(self) -> None:
+        """Close the connections. The client's end as a context manager does it too."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -190,8 +192,11 @@ class Client:
         content_type: str = "text/plain",
     ) -> Operation[Posted]:
         """Post a message. ``ttl`` is in seconds, by default three days. The default partition is random."""
-        headers = headers_of(content_type, ttl, partition)
-        (posted,) = (yield Call("POST", queue, content=bytes_of(body), headers=headers))["messages"]
+        if must_be_batched(content_type):
+            call = Call("POST", queue, json={"messages": [entry_of(NewMessage(body, ttl, partition, content_type))]})
+        else:
+            call = Call("POST", queue, content=bytes_of(body), headers=headers_of(content_type, ttl, partition))
+        (posted,) = (yield call)["messages"]
         return posted_of(posted)
 
     @blocking

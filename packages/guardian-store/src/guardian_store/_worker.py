@@ -46,10 +46,14 @@ POLLS_PER_SECOND = 4.0
 ERROR_TTL_SECONDS = 30 * 24 * 3600
 
 Job = Callable[[Message, Any], None]
+"""Handles a message. It also gets the context's value."""
+
 Failure = Callable[[Message, Any, WorkQueue, Exception], None]
+"""Handles the exception of a job. It also gets the message, the context's value, and the queue."""
 
 
 def log_failure(message: Message, context: Any, queue: WorkQueue, exception: Exception) -> None:
+    """Log the failure with its traceback, and go on with the next message."""
     logger.error(
         "The job failed for message %s in partition %s of queue %r of %r: %s",
         *(message.id, message.partition, queue.name, queue.transport.application, exception),
@@ -131,9 +135,16 @@ class Pinned:
 class Worker:
     """Handles messages until ``stop`` is called.
 
-    Each transport is one deployment of the store. ``queues`` are the names of the application's queues. The default is
-    all current and future ones except ``errors``; for pinned partitions, their queues. All workers of a consumer should
-    have the same deployments, queues and kind of sharing.
+    The workers of one consumer share the partitions. Each transport is one deployment of the store. ``queues`` are the
+    names of the application's queues. The default is all current and future ones except ``errors``; for pinned
+    partitions, their queues. ``sharing`` is ``Leases`` by default. All workers of a consumer should have the same
+    deployments, queues and kind of sharing.
+
+    ``job`` is called with each message. If it raises, ``failure`` is called, and then the next message follows.
+    ``context`` creates a context manager for the worker's lifetime, whose value both get.
+
+    ``batch`` is the number of messages per read, ``polls_per_second`` limits the polls of idle queues, and
+    ``refresh_seconds`` is the interval of looking for new workers, queues and partitions.
     """
 
     def __init__(
