@@ -6,7 +6,7 @@
 
 import ast
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -108,7 +108,7 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-GENERATED = {
+GENERATED: dict[Path, Callable[[], str]] = {
     EXAMPLE: example_file,
     PAGE: settings_page,
     **{

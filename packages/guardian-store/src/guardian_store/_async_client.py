@@ -11,7 +11,8 @@ import httpx
 from guardian_store._client import TIMEOUT_SECONDS, Client
 from guardian_store._protocol import Call, answer_of, authorization, base_of, no_answer
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def awaited(
@@ -21,8 +22,8 @@ def awaited(
     operation = unwrap(blocking)
 
     @wraps(blocking)
-    async def method(self: "AsyncClient", *args: P.args, **kwargs: P.kwargs) -> T:
-        steps: Any = operation(self, *args, **kwargs)  # type: ignore[arg-type]
+    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps: Any = operation(self, *args, **kwargs)
         answer = None
         while True:
             try:
@@ -41,8 +42,8 @@ def paged(
     operation = unwrap(blocking)
 
     @wraps(blocking)
-    async def method(self: "AsyncClient", *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        pages: Any = operation(self, *args, **kwargs)  # type: ignore[arg-type]
+    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        pages: Any = operation(self, *args, **kwargs)
         for call in pages:
             for entry in pages.send(await self._send(call)):
                 yield entry

@@ -48,14 +48,15 @@ PAGE_SIZE = 100
 
 TIMEOUT_SECONDS = 30.0
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def blocking(operation: "Callable[Concatenate[Client, P], Operation[T]]") -> "Callable[Concatenate[Client, P], T]":
     """Make a method that sends the requests of an operation."""
 
     @wraps(operation)
-    def method(self: "Client", *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         steps, answer = operation(self, *args, **kwargs), None
         while True:
             try:
@@ -71,7 +72,7 @@ def paged(operation: "Callable[Concatenate[Client, P], Pages[T]]") -> "Callable[
     """Make a method that iterates over the entries of pages, and requests a page when it is needed."""
 
     @wraps(operation)
-    def method(self: "Client", *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         pages: Any = operation(self, *args, **kwargs)
         for call in pages:
             yield from pages.send(self._send(call))
