@@ -149,7 +149,7 @@ class Client:
         consistency: str = "strong",
         principals: Sequence[str] = (),
     ) -> Operation[Queue]:
-        """Create a queue, by default with a random name, or update the existing one."""
+        """Create a queue, by default with a random name, or update the existing one. See ``Queue`` for the values."""
         fields = {
             "partitions": str(partitions), "type": type, "consistency": consistency, "principles": ",".join(principals),
         }  # fmt: skip
@@ -180,7 +180,7 @@ class Client:
         """Delete a queue and its messages."""
         yield Call("DELETE", name)
 
-    # Messages. A place is a partition and a message id.
+    # Messages
 
     @blocking
     def post(
@@ -256,7 +256,10 @@ class Client:
 
     @blocking
     def get(self, queue: str, places: Iterable[tuple[int, str]]) -> Operation[list[Message]]:
-        """Return the existing messages at these places, in this order, without duplicates."""
+        """Return the existing messages at these places, in this order, without duplicates.
+
+        A place is a partition and a message id.
+        """
         found: list[Message] = []
         left = references(places)
         while left:
@@ -286,16 +289,19 @@ class Client:
 
     @blocking
     def delete(self, queue: str, places: Iterable[tuple[int, str]]) -> Operation[None]:
-        """Delete the messages at these places, ignoring those that don't exist. It may take several requests."""
+        """Delete the messages at these places, ignoring those that don't exist. It may take several requests.
+
+        A place is a partition and a message id.
+        """
         left = references(places)
         for first in range(0, len(left), MAX_IDS_PER_REQUEST):
             yield Call("DELETE", queue, ",".join(left[first : first + MAX_IDS_PER_REQUEST]))
 
-    # Positions: the last message of each partition that a consumer has processed. Consumers choose their names.
+    # Positions
 
     @blocking
     def positions(self, queue: str, consumer: str) -> Operation[dict[int, str]]:
-        """Return the id of the consumer's last processed message by partition."""
+        """Return the id of the consumer's last processed message by partition. Any name can be a consumer."""
         found = (yield Call("GET", queue, "positions", consumer))["positions"]
         return {int(partition): message_id for partition, message_id in found.items()}
 

@@ -70,7 +70,12 @@ _ERRORS: dict[int, type[ClientError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue. ``created`` and ``count`` (of messages) are None if the response lacks them."""
+    """A queue of an application.
+
+    The principals, ``app:NAME`` or ``bid:EMAIL``, may read and delete messages; without any, the application may. If the
+    type is ``public`` and not ``user``, everybody may read. ``consistency`` is ``weak``, ``strong`` or ``very_strong``.
+    ``created`` and ``count`` (of messages) are None if the response lacks them.
+    """
 
     name: str
     partitions: int
