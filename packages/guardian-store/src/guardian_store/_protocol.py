@@ -72,9 +72,9 @@ _ERRORS: dict[int, type[ClientError]] = {
 class Queue:
     """A queue of an application.
 
-    The principals, ``app:NAME`` or ``bid:EMAIL``, may read and delete messages; without any, the application may. If the
-    type is ``public`` and not ``user``, everybody may read. ``consistency`` is ``weak``, ``strong`` or ``very_strong``.
-    ``created`` and ``count`` (of messages) are None if the response lacks them.
+    The principals, ``app:NAME`` or ``bid:EMAIL``, may read and delete messages; without any, the application may.
+    Everybody may read if the type is ``public``, not ``user``. ``consistency`` is ``weak``, ``strong`` or
+    ``very_strong``. ``created`` and ``count`` (of messages) are None if the response lacks them.
     """
 
     name: str
