@@ -66,7 +66,7 @@ help:
 	@echo "make lint    run ruff and mypy, and check for missing migrations"
 	@echo "make audit   check the installed packages for known vulnerabilities"
 	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them; make bench SMALL=yes: only try them)"
-	@echo "make docs    write docs/settings.md from .env.example and the settings"
+	@echo "make docs    write .env.example, docs/settings.md and the packages' pages of reference from the code"
 	@echo "make pictures  take the screenshots of docs/ in the running application"
 	@echo "make lock    compile requirements*.lock, and the agents' in tests/site_agents, again"
 	@echo "make compose-secrets  create the settings and secrets of docker-compose.yml, and say what to fill in"

@@ -1,6 +1,6 @@
 """The rows of workers and of their leases on partitions.
 
-``guardian_store.leases`` has the protocol: workers find out themselves which others are dead. A lease belongs to a
+``guardian_store._leases`` has the protocol: workers find out themselves which others are dead. A lease belongs to a
 worker with a row. Its leases are removed with the row.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
-from guardian_store.transport import LeaseTable, WorkerState
+from guardian_store import LeaseTable, WorkerState
 from message_store.models import PartitionLease, Worker
 
 BATCH_SIZE = 200

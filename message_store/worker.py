@@ -6,10 +6,18 @@ from contextlib import contextmanager, suppress
 
 from django.db import Error, close_old_connections, connections
 
-from guardian_store import ids
-from guardian_store.client import Message, NotFound, Page, Unavailable
-from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT
-from guardian_store.transport import LeaseTable, Progress, Transport, WorkQueue
+from guardian_store import (
+    DEFAULT_DEPLOYMENT,
+    LeaseTable,
+    Message,
+    NotFound,
+    Page,
+    Progress,
+    Transport,
+    Unavailable,
+    WorkQueue,
+    ids,
+)
 from message_store import leases, queues
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
 

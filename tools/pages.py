@@ -1,14 +1,18 @@
-"""``make docs``: write ``.env.example`` and ``docs/settings.md`` from ``guardian_site/own_settings.py``.
+"""``make docs``: write the pages that are generated. A test fails if one of them is stale.
 
-A test fails if one of them is stale.
+``.env.example`` and ``docs/settings.md`` come from ``guardian_site/own_settings.py``, and each package's
+``docs/reference.md`` from its docstrings.
 """
 
 import ast
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from tools.reference import reference
 
 PROJECT = Path(__file__).resolve().parent.parent
 DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
@@ -104,7 +108,14 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-GENERATED = {EXAMPLE: example_file, PAGE: settings_page}
+GENERATED: dict[Path, Callable[[], str]] = {
+    EXAMPLE: example_file,
+    PAGE: settings_page,
+    **{
+        PROJECT / "packages" / name / "docs" / "reference.md": partial(reference, name.replace("-", "_"))
+        for name in ("guardian-consumers", "guardian-store")
+    },
+}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import httpx
 from cassandra import ConsistencyLevel
 from cassandra.query import SimpleStatement
 
-from guardian_store.client import Client, ClientError, NewMessage, Page, Unavailable
+from guardian_store import Client, ClientError, NewMessage, Page, Unavailable
 from tools.cassandra import PrivateCassandra, PrivateRing
 from tools.faults import Finding
 from tools.load import ANSWER_SECONDS, LoadThread, Request

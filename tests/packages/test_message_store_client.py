@@ -1,5 +1,7 @@
-"""The Python client of the message store, against a running server."""
+"""The Python clients of the message store, against a running server."""
 
+import asyncio
+import inspect
 import socket
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -9,7 +11,7 @@ import pytest
 
 from accounts.access.tokens import create_token
 from accounts.models import Owner
-from guardian_store import Client, ClientError, Denied, Invalid, NewMessage, NotFound, Unavailable
+from guardian_store import AsyncClient, Client, ClientError, Denied, Invalid, NewMessage, NotFound, Unavailable
 from message_store import applications
 from message_store.database.store import DatabaseStore
 from message_store.http import views
@@ -25,9 +27,43 @@ def key(live_server):
     return applications.create_key(applications.create_application("notices"))[1]
 
 
+class Awaited:
+    """An ``AsyncClient`` whose methods are called without ``await``."""
+
+    def __init__(self, *args, **options):
+        self._client = AsyncClient(*args, **options)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+        self._runner.close()
+
+    def __getattr__(self, name):
+        method = getattr(self._client, name)
+        return lambda *args, **options: self._result(method(*args, **options))
+
+    def _result(self, called):
+        if inspect.isasyncgen(called):
+            return iter(self._runner.run(as_list(called)))
+        return self._runner.run(called)
+
+
+async def as_list(iterated):
+    return [entry async for entry in iterated]
+
+
+@pytest.fixture(params=[Client, Awaited], ids=["Client", "AsyncClient"])
+def connect(request):
+    """Return the class of the client under test."""
+    return request.param
+
+
 @pytest.fixture
-def client(live_server, key):
-    with Client(live_server.url, "notices", key=key) as opened:
+def client(live_server, key, connect):
+    with connect(live_server.url, "notices", key=key) as opened:
         yield opened
 
 
@@ -136,16 +172,17 @@ def test_reading_continues_after_a_truncated_answer(client, monkeypatch, descend
     assert bodies(found) == bodies(client.messages("q", descending=descending))
 
 
-def test_a_body_and_its_content_type_survive_a_round_trip(client):
+@pytest.mark.parametrize("content_type", ["image/png", "application/json; charset=utf-8"])
+def test_a_body_and_its_content_type_survive_a_round_trip(client, content_type):
     client.create_queue("q")
     texts = ["é\0\r\n\u202e", '{"a": [1, 2.5]}', b"\xff\xfe\x00binary", b"\xc3\xa9"]
     for text in texts:
-        client.post("q", text, content_type="image/png")
-    client.post_many("q", [NewMessage(text, content_type="image/png") for text in texts])
+        client.post("q", text, content_type=content_type)
+    client.post_many("q", [NewMessage(text, content_type=content_type) for text in texts])
     found = list(client.messages("q"))
     wanted = [text.encode() if isinstance(text, str) else text for text in texts]
     assert [message.body for message in found] == wanted * 2
-    assert {message.content_type for message in found} == {"image/png"}
+    assert {message.content_type for message in found} == {content_type}
     assert found[1].json() == {"a": [1, 2.5]}
     assert found[3].text == "é"
     with pytest.raises(UnicodeDecodeError):
@@ -154,7 +191,7 @@ def test_a_body_and_its_content_type_survive_a_round_trip(client):
 
 
 def test_messages_are_read_by_id_overwritten_and_deleted(client, monkeypatch):
-    monkeypatch.setattr("guardian_store.client.MAX_IDS_PER_REQUEST", 2)
+    monkeypatch.setattr("guardian_store._client.MAX_IDS_PER_REQUEST", 2)
     client.create_queue("q", partitions=2)
     posted = client.post_many("q", [NewMessage(str(number), partition=1 + number % 2) for number in range(5)])
     references = [(one.partition, one.id) for one in posted]
@@ -174,12 +211,12 @@ def test_messages_are_read_by_id_overwritten_and_deleted(client, monkeypatch):
 # Access
 
 
-def test_an_owners_token_reads_and_deletes_messages_only(client, live_server):
+def test_an_owners_token_reads_and_deletes_messages_only(client, connect, live_server):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     _, token = create_token(alice, "reader", scope="all")
     client.create_queue("hers", principals=["bid:alice@example.org"])
     posted = client.post("hers", "hello")
-    with Client(live_server.url, "notices", token=token) as reader:
+    with connect(live_server.url, "notices", token=token) as reader:
         assert bodies(reader.messages("hers")) == ["hello"]
         with pytest.raises(Denied, match="Access was denied") as raised:
             reader.post("hers", "x")
@@ -188,56 +225,56 @@ def test_an_owners_token_reads_and_deletes_messages_only(client, live_server):
         assert list(reader.messages("hers")) == []
 
 
-def test_a_public_queue_is_read_without_credentials(client, live_server):
+def test_a_public_queue_is_read_without_credentials(client, connect, live_server):
     client.create_queue("news", type="public")
     client.post("news", "hello")
-    with Client(live_server.url, "notices") as anybody:
+    with connect(live_server.url, "notices") as anybody:
         assert bodies(anybody.messages("news")) == ["hello"]
         with pytest.raises(Denied):
             anybody.post("news", "x")
     with pytest.raises(ValueError, match="not both"):
-        Client(live_server.url, "notices", key="a", token="b")
+        connect(live_server.url, "notices", key="a", token="b")
 
 
 # Failures
 
 
-def test_a_refusal_is_raised_with_the_servers_errors(client, live_server, settings):
+def test_a_refusal_is_raised_with_the_servers_errors(client, connect, live_server, settings):
     settings.MESSAGE_STORE_MAX_BODY = 100
     client.create_queue("q")
-    unknown_key = Client(live_server.url, "notices", key="0" * 64)
     cases = [
         (lambda: client.post("q", "x", partition=4), Invalid, 400, {"partition": "4 is greater than maximum value 1"}),
         (lambda: client.post("q", "x" * 101), Invalid, 413, {"body": "More bytes than maximum value 100"}),
         (lambda: client.post("x" * 51, "x"), NotFound, 404, {"queue_name": "There is no such queue"}),
         (lambda: unknown_key.create_queue("q"), Denied, 401, {"InvalidApplicationKey": "There is no such key"}),
     ]  # fmt: skip
-    for do, kind, status, errors in cases:
-        with pytest.raises(kind) as raised:
-            do()
-        assert (raised.value.status, raised.value.errors) == (status, errors)
+    with connect(live_server.url, "notices", key="0" * 64) as unknown_key:
+        for do, kind, status, errors in cases:
+            with pytest.raises(kind) as raised:
+                do()
+            assert (raised.value.status, raised.value.errors) == (status, errors)
     with raising(DatabaseStore, "push", StoreUnavailable("down")), pytest.raises(Unavailable) as raised:
         client.post("q", "x")
     assert (raised.value.status, list(raised.value.errors)) == (503, ["storage"])
 
 
-def test_a_server_that_does_not_answer_is_unavailable():
+def test_a_server_that_does_not_answer_is_unavailable(connect):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(Unavailable) as raised:
-            Client(address, "notices", key="secret-key", timeout=0.1).post("q", "x")
+        with pytest.raises(Unavailable) as raised, connect(address, "notices", key="secret-key", timeout=0.1) as slow:
+            slow.post("q", "x")
     assert raised.value.status is None
     assert "secret-key" not in str(raised.value)
-    with pytest.raises(Unavailable):
-        Client(address, "notices").post("q", "x")  # the socket is closed
+    with pytest.raises(Unavailable), connect(address, "notices") as refused:
+        refused.post("q", "x")  # the socket is closed
 
 
-def test_a_truncated_or_foreign_answer_is_an_error(client, live_server, key):
+def test_a_truncated_or_foreign_answer_is_an_error(client, connect, live_server, key):
     client.create_queue("q")
     with Proxy.before(live_server.url) as proxy:
 
         def proxied_client():
-            return Client(proxy.url(live_server.url), "notices", key=key)  # with its own connection
+            return connect(proxy.url(live_server.url), "notices", key=key)  # with its own connection
 
         proxy.cut_after(60)
         with pytest.raises(Unavailable), proxied_client() as cut:

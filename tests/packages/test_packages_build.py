@@ -1,12 +1,13 @@
 """The distributions in packages/ build, and their wheels work in an environment without Django."""
 
 import email
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from importlib import import_module
 from importlib.metadata import distribution
@@ -24,6 +25,7 @@ from tools import no_package
 pytestmark = pytest.mark.slow
 
 PACKAGES = Path(__file__).resolve().parents[2] / "packages"
+NAMES = ["guardian-consumers", "guardian-store"]
 
 
 class Built(NamedTuple):
@@ -37,8 +39,9 @@ class Installed(NamedTuple):
     """The programs in the package's README."""
 
 
-def hatchling(target, source, to):
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", to], cwd=source, check=True)
+def hatchling(target, source, to, **environment):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", to]
+    subprocess.run(command, cwd=source, env={**os.environ, **environment}, check=True)
     [built] = to.glob("*.tar.gz" if target == "sdist" else "*.whl")
     return built
 
@@ -77,14 +80,28 @@ def build(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def install(build, tmp_path_factory):
+def pythons():
+    """Return the supported Pythons of this machine, the oldest first. Those of pyenv need not be on the path."""
+    found = []
+    for minor in range(11, 20):
+        candidates = [shutil.which(f"python3.{minor}"), *Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python")]
+        found += [one for one in candidates if one and run(one, "-c", "import venv").returncode == 0][:1]
+    return found or [sys.executable]
+
+
+OLDEST_AND_NEWEST = pytest.mark.parametrize("version", [0, -1], ids=["oldest", "newest"])
+"""Run a test on the first and last of ``pythons``."""
+
+
+@pytest.fixture(scope="module")
+def install(build, pythons, tmp_path_factory):
     """Give a function that installs a package's wheel, and what its metadata requires, into an empty environment."""
     done = {}
 
-    def install(name, extra=""):
-        if (name, extra) not in done:
+    def install(name, extra="", version=0):
+        if (name, extra, version) not in done:
             folder = tmp_path_factory.mktemp(name) / "venv"
-            venv.create(folder, symlinks=True)
+            subprocess.run([pythons[version], "-m", "venv", "--without-pip", folder], check=True)
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
             subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", build(name).wheel], check=True)
             [site_packages] = folder.glob("lib/python*/site-packages")
@@ -92,10 +109,10 @@ def install(build, tmp_path_factory):
                 link(dependency, site_packages)
             subprocess.run([*pip, "check"], check=True)
             readme = (PACKAGES / name / "README.md").read_text()
-            done[name, extra] = Installed(
+            done[name, extra, version] = Installed(
                 folder / "bin" / "python", re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
             )
-        return done[name, extra]
+        return done[name, extra, version]
 
     return install
 
@@ -104,13 +121,32 @@ def run(python, *arguments, **options):
     return subprocess.run([python, *arguments], capture_output=True, text=True, timeout=60, check=False, **options)
 
 
-@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_wheel_built_from_the_sdist_has_every_file_of_the_source(name, build):
     source = PACKAGES / name / "src"
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     with zipfile.ZipFile(build(name).wheel) as wheel:
         assert {file for file in wheel.namelist() if ".dist-info/" not in file} == files
     assert any(file.endswith("/py.typed") for file in files)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_build_depends_neither_on_the_folder_nor_on_the_times_of_its_files(name, build, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(PACKAGES / name, copy, copy_function=shutil.copyfile)
+    for number, path in enumerate(sorted(copy.rglob("*"))):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        os.utime(path, (0, 1_000_000_000 + number))
+    for target, first in build(name)._asdict().items():
+        again = hatchling(target, copy, tmp_path, SOURCE_DATE_EPOCH="1580601600")
+        assert again.name == first.name
+        assert again.read_bytes() == first.read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_registry_would_show_the_description(name, build):
+    done = run(sys.executable, "-m", "twine", "check", "--strict", *build(name))
+    assert done.returncode == 0, done.stdout
 
 
 EXTRAS = {"guardian-consumers": {"django", "prometheus", "redis"}, "guardian-store": {"zookeeper"}}
@@ -139,7 +175,7 @@ def test_the_project_itself_refuses_to_be_installed():
     assert no_package.REFUSAL in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_local_links_of_a_readme_exist(name):
     targets = re.findall(r"\]\(([^)\s]+)\)", (PACKAGES / name / "README.md").read_text())
     local = [target for target in targets if not target.startswith("https://")]
@@ -147,8 +183,9 @@ def test_the_local_links_of_a_readme_exist(name):
     assert all((PACKAGES / name / target).exists() for target in local)
 
 
-@pytest.mark.parametrize("name", ["guardian-consumers", "guardian-store"])
-def test_the_public_names_are_imported_without_django_or_an_extra(name, install):
+@pytest.mark.parametrize("name", NAMES)
+@OLDEST_AND_NEWEST
+def test_the_public_names_are_imported_without_django_or_an_extra(name, version, install):
     module = name.replace("-", "_")
     program = (
         f"import sys, {module}\n"
@@ -156,7 +193,7 @@ def test_the_public_names_are_imported_without_django_or_an_extra(name, install)
         "print(sorted({'django', 'kazoo', 'prometheus_client', 'redis'} & set(sys.modules)))\n"
         "import django"
     )
-    done = run(install(name).python, "-I", "-c", program)
+    done = run(install(name, version=version).python, "-I", "-c", program)
     assert done.stdout == "[]\n"
     assert done.stderr.endswith("ModuleNotFoundError: No module named 'django'\n")
 
@@ -183,8 +220,9 @@ def test_the_guide_and_the_pages_of_the_consumers_import_only_public_names():
     assert {one for one in imports if one[1] not in import_module(one[0]).__all__} == set()
 
 
-def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vhost, install, tmp_path):
-    python, [worker, order] = install("guardian-consumers")
+@OLDEST_AND_NEWEST
+def test_the_readme_of_the_consumers_publishes_and_consumes_a_message(broker, vhost, install, tmp_path, version):
+    python, [worker, order] = install("guardian-consumers", version=version)
     (tmp_path / "worker.py").write_text(worker)
     environment = {"RABBIT_URL": settings_at(broker.amqp_url, vhost).url, "RABBIT_EXCHANGE_NAME": "shop_local"}
     with subprocess.Popen(
@@ -254,8 +292,11 @@ def test_the_command_names_the_extra_that_an_option_needs(install, options, envi
     assert says in done.stderr
 
 
-def test_the_readme_of_the_store_posts_reads_and_handles_a_message(live_server, install):
-    python, [client, worker] = install("guardian-store")
+@OLDEST_AND_NEWEST
+def test_the_programs_of_the_store_post_read_handle_and_delete_a_message(live_server, install, version):
+    python, [client, asynchronous] = install("guardian-store", version=version)
+    page = (PACKAGES / "guardian-store" / "docs" / "first-worker.md").read_text()
+    [worker] = re.findall(r"^```python\n(# worker\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
     _, key = applications.create_key(applications.create_application("shop"))
     environment = {"GUARDIAN": live_server.url, "KEY": key}
     done = run(python, "-I", "-c", client, env=environment)
@@ -269,6 +310,7 @@ def test_the_readme_of_the_store_posts_reads_and_handles_a_message(live_server, 
             assert process.wait(30) == 0
         finally:
             process.kill()
+    assert run(python, "-I", "-c", asynchronous, env=environment).stdout == "deleted a book\n"
 
 
 def test_a_worker_names_the_extra_that_zookeeper_needs(install):

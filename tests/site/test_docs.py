@@ -148,8 +148,8 @@ def test_every_setting_has_a_meaning():
     assert environment.declared.keys() == SETTINGS
 
 
-@pytest.mark.parametrize("path", pages.GENERATED, ids=lambda path: path.name)
-def test_the_generated_files_of_settings_are_up_to_date(path):
+@pytest.mark.parametrize("path", pages.GENERATED, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_the_generated_files_are_up_to_date(path):
     assert path.read_text() == pages.GENERATED[path](), f"run make docs: {path.name} is stale"
 
 

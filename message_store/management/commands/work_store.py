@@ -19,7 +19,7 @@ from guardian_store import (
     keep_failure,
     log_failure,
 )
-from guardian_store.worker import BATCH, LEASE_SECONDS, POLLS_PER_SECOND
+from guardian_store._worker import BATCH, LEASE_SECONDS, POLLS_PER_SECOND
 from message_store import parameters, queues
 from message_store.models import Application
 from message_store.worker import StoreTransport

@@ -1,7 +1,9 @@
-"""A client and a worker of Guardian's message store. They need httpx, but not Django."""
+"""Clients and a worker of Guardian's message store. They need httpx, but not Django."""
 
-from guardian_store.client import (
-    Client,
+from guardian_store._async_client import AsyncClient
+from guardian_store._client import Client
+from guardian_store._partition_sharing import DEFAULT_DEPLOYMENT, Partition
+from guardian_store._protocol import (
     ClientError,
     Denied,
     Invalid,
@@ -14,17 +16,20 @@ from guardian_store.client import (
     RetryLater,
     Unavailable,
 )
-from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT, Partition
-from guardian_store.transport import HTTPTransport, Transport, WorkQueue
-from guardian_store.worker import Leases, Pinned, Sharing, Worker, ZooKeeper, keep_failure, log_failure
+from guardian_store._transport import HTTPTransport, LeaseTable, Progress, Transport, WorkerState, WorkQueue
+from guardian_store._worker import Failure, Job, Leases, Pinned, Sharing, Worker, ZooKeeper, keep_failure, log_failure
 
 __all__ = [
     "DEFAULT_DEPLOYMENT",
+    "AsyncClient",
     "Client",
     "ClientError",
     "Denied",
+    "Failure",
     "HTTPTransport",
     "Invalid",
+    "Job",
+    "LeaseTable",
     "Leases",
     "Message",
     "NewMessage",
@@ -33,6 +38,7 @@ __all__ = [
     "Partition",
     "Pinned",
     "Posted",
+    "Progress",
     "Queue",
     "RetryLater",
     "Sharing",
@@ -40,6 +46,7 @@ __all__ = [
     "Unavailable",
     "WorkQueue",
     "Worker",
+    "WorkerState",
     "ZooKeeper",
     "keep_failure",
     "log_failure",

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from guardian_store import ids
-from guardian_store.client import ClientError, NotFound, Page, RetryLater
-from guardian_store.ids import MIN_TICKS, Place
-from guardian_store.leases import HEARTBEATS_PER_LEASE
-from guardian_store.partition_sharing import (
+from guardian_store._leases import HEARTBEATS_PER_LEASE
+from guardian_store._partition_sharing import (
     Coordination,
     CoordinationError,
     CoordinationUnavailable,
@@ -22,7 +20,9 @@ from guardian_store.partition_sharing import (
     Partition,
     clock,
 )
-from guardian_store.transport import Transport, WorkQueue
+from guardian_store._protocol import ClientError, NotFound, Page, RetryLater
+from guardian_store._transport import Transport, WorkQueue
+from guardian_store.ids import MIN_TICKS, Place
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.hosts import collect_hosts
 from kazoo.interfaces import IAsyncResult
 
-from guardian_store.partition_sharing import (
+from guardian_store._partition_sharing import (
     Coordination,
     CoordinationUnavailable,
     LeasesLost,

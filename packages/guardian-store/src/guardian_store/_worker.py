@@ -2,7 +2,7 @@
 
     Worker("mailer", send, HTTPTransport(ADDRESS, "shop", key=KEY)).run()
 
-The workers of one consumer share the partitions: one worker at a time has a partition (``partition_sharing.py``) and
+The workers of one consumer share the partitions: one worker at a time has a partition (``_partition_sharing.py``) and
 records its progress in the store as the consumer's position. A message is handled again if a worker is killed or loses
 its leases before it records the position.
 
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from guardian_store.client import Invalid, Message, RetryLater
-from guardian_store.deployment import ERROR_QUEUE, Deployment, LeasedPartition
-from guardian_store.leases import StoreLeases
-from guardian_store.partition_sharing import (
+from guardian_store._deployment import ERROR_QUEUE, Deployment, LeasedPartition
+from guardian_store._leases import StoreLeases
+from guardian_store._partition_sharing import (
     Coordination,
     Partition,
     PinnedPartitions,
     clock,
 )
-from guardian_store.transport import Transport, WorkQueue
+from guardian_store._protocol import Invalid, Message, RetryLater
+from guardian_store._transport import Transport, WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,14 @@ POLLS_PER_SECOND = 4.0
 ERROR_TTL_SECONDS = 30 * 24 * 3600
 
 Job = Callable[[Message, Any], None]
+"""Handles a message. It also gets the context's value."""
+
 Failure = Callable[[Message, Any, WorkQueue, Exception], None]
+"""Handles the exception of a job. It also gets the message, the context's value, and the queue."""
 
 
 def log_failure(message: Message, context: Any, queue: WorkQueue, exception: Exception) -> None:
+    """Log the failure with its traceback, and go on with the next message."""
     logger.error(
         "The job failed for message %s in partition %s of queue %r of %r: %s",
         *(message.id, message.partition, queue.name, queue.transport.application, exception),
@@ -112,7 +116,7 @@ class ZooKeeper:
     def coordination(self, transport: Transport, consumer: str) -> Coordination:
         """Return a new worker's view. Raises ValueError for malformed hosts, and ModuleNotFoundError without kazoo."""
         try:
-            from guardian_store.zookeeper import ZooKeeperLeases
+            from guardian_store._zookeeper import ZooKeeperLeases
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("kazoo is missing: install guardian-store[zookeeper]", name="kazoo") from error
         return ZooKeeperLeases(transport.deployment, transport.application, consumer, self.seconds, self.hosts)
@@ -131,9 +135,16 @@ class Pinned:
 class Worker:
     """Handles messages until ``stop`` is called.
 
-    Each transport is one deployment of the store. ``queues`` are the names of the application's queues. The default is
-    all current and future ones except ``errors``; for pinned partitions, their queues. All workers of a consumer should
-    have the same deployments, queues and kind of sharing.
+    The workers of one consumer share the partitions. Each transport is one deployment of the store. ``queues`` are the
+    names of the application's queues. The default is all current and future ones except ``errors``; for pinned
+    partitions, their queues. ``sharing`` is ``Leases`` by default. All workers of a consumer should have the same
+    deployments, queues and kind of sharing.
+
+    ``job`` is called with each message. If it raises, ``failure`` is called, and then the next message follows.
+    ``context`` creates a context manager for the worker's lifetime, whose value both get.
+
+    ``batch`` is the number of messages per read, ``polls_per_second`` limits the polls of idle queues, and
+    ``refresh_seconds`` is the interval of looking for new workers, queues and partitions.
     """
 
     def __init__(

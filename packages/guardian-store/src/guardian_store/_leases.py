@@ -10,8 +10,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from guardian_store.client import ClientError, NotFound, Unavailable
-from guardian_store.partition_sharing import (
+from guardian_store._partition_sharing import (
     Coordination,
     CoordinationUnavailable,
     LeasesLost,
@@ -20,7 +19,8 @@ from guardian_store.partition_sharing import (
     clock,
     plan_share,
 )
-from guardian_store.transport import Transport, WorkerState
+from guardian_store._protocol import ClientError, NotFound, Unavailable
+from guardian_store._transport import Transport, WorkerState
 
 logger = logging.getLogger(__name__)
 

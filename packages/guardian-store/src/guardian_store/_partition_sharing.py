@@ -1,7 +1,7 @@
 """Plan which worker gets which partitions, and define the interface for leases on partitions.
 
 Each worker plans its own share. If two workers see different states, the leases decide: only one worker at a time can
-lease a partition. Leases are kept by the store (``leases.py``) or by ZooKeeper (``zookeeper.py``).
+lease a partition. Leases are kept by the store (``_leases.py``) or by ZooKeeper (``_zookeeper.py``).
 """
 
 import math

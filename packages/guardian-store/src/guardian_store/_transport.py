@@ -1,14 +1,14 @@
 """What a worker needs of a deployment of the message store, and the access to it over HTTP."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from guardian_store.client import Client, Invalid, Message, NewMessage, NotFound, Page, Unavailable
-from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT
+from guardian_store._client import Client
+from guardian_store._partition_sharing import DEFAULT_DEPLOYMENT
+from guardian_store._protocol import Invalid, Message, NotFound, Page, Unavailable
 
 TIMEOUT_SECONDS = 10.0
 
@@ -17,8 +17,6 @@ PAGE_SIZE = 1000
 
 PARTITIONS_PER_REQUEST = 200
 """The store limits the size of a request."""
-
-JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +146,7 @@ class HTTPTransport(Transport):
         self.client = Client(address, application, key=key, timeout=timeout)
 
     def close(self) -> None:
+        """Close the connections."""
         self.client.close()
 
     def queues(self, names: Collection[str]) -> dict[str, WorkQueue]:
@@ -189,13 +188,8 @@ class HTTPTransport(Transport):
             self._post(message, queue, ttl)
 
     def _post(self, message: Message, queue: str, ttl: int) -> None:
-        content_type = message.content_type
         try:
-            # The store reads a body of the type JSON as a batch, and a header can't have spaces at its ends.
-            if content_type.partition(";")[0].strip().lower() == JSON or content_type != content_type.strip():
-                self.client.post_many(queue, [NewMessage(_smallest(message.body), ttl, 1, content_type)])
-            else:
-                self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=content_type)
+            self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=message.content_type)
         except Invalid as error:
             if "quota" not in error.errors:
                 raise
@@ -244,15 +238,6 @@ class HTTPTransport(Transport):
 
     def _leases(self, method: str, consumer: str, *names: str, **options: Any) -> dict[str, Any]:
         return self.client.request(method, "consumers", consumer, *names, **options)
-
-
-def _smallest(body: bytes) -> str | bytes:
-    """Return the body of a message as what needs less room in JSON: text, or bytes, which are sent as base64."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return body
-    return text if len(json.dumps(text, ensure_ascii=False).encode()) <= len(body) * 4 / 3 else body
 
 
 @contextmanager
