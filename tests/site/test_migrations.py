@@ -407,7 +407,7 @@ builds = PulseUser.objects.create(username="builds", ready=True, warn_length=5, 
 builds.owners.add(alice, bob)
 Queue.objects.create(
     vhost="/", name="queue/builds/log", type="classic", durable=True, auto_delete=False, exclusive=False,
-    unbounded=True, first_seen=timezone.now(),
+    unbounded=True, first_seen=timezone.now(), last_seen=timezone.now(),
 )
 AgentVhost.objects.create(owner=alice, name=alice.uuid.hex)
 agent = AgentIdentity.objects.create(owner=alice, offering=Offering.objects.create(name="Cluster"), name="cellar")
@@ -429,6 +429,8 @@ def test_what_a_database_from_before_version_1_knows_is_taken_along(empty_databa
     if subprocess.run(["git", "cat-file", "-e", commit], cwd=ROOT, check=False).returncode:
         pytest.skip("the history of the repository is not here")
     shell(f"git archive {commit} | tar --extract --directory {tmp_path}", cwd=ROOT)
+    (tmp_path / "httptools.py").write_text("def __getattr__(name): return Exception")  # packages that it needed
+    (tmp_path / "drf_spectacular_sidecar.py").touch()
     env = {
         "PATH": f"{binaries()}:{os.environ['PATH']}", "SECRET_KEY": "old", "OLD": database_url(empty_database),
         "DATABASE_URL": database_url(empty_database),
@@ -436,10 +438,11 @@ def test_what_a_database_from_before_version_1_knows_is_taken_along(empty_databa
     shell(".venv/bin/python manage.py migrate --no-input", cwd=tmp_path, env=env)
     vhost, *logins = shell(f".venv/bin/python manage.py shell -c '{OLD_ROWS}'", cwd=tmp_path, env=env).split()[-3:]
 
-    before = shell('pg_dump "$OLD"', env=env)
+    dump = 'pg_dump "$OLD" | grep --invert-match restrict'  # a random key
+    before = shell(dump, env=env)
     with pytest.raises(SystemCheckError, match=r"created before version 1[^$]*adopt_broker"):
         call_command("migrate", database=empty_database, verbosity=0, skip_checks=False)
-    assert shell('pg_dump "$OLD"', env=env) == before
+    assert shell(dump, env=env) == before
 
     env["DATABASE_URL"] = database_url("default")
     owners, pulse_users, copy, lengths, queues, offerings, vhosts, users = FROM_BEFORE_VERSION_1
