@@ -7,8 +7,7 @@ from rest_framework.response import Response
 
 from core.endpoints import StrictParameters
 
-__version__ = "0.1.0"
-"""As in pyproject.toml."""
+__version__ = "1.0.0"
 
 
 class VersionSerializer(serializers.Serializer[dict[str, str]]):

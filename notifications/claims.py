@@ -173,11 +173,13 @@ def record_sent(deliveries: Sequence[Delivery], counts: DeliveryCounts) -> None:
 
 
 def render_or_fail(delivery: Delivery, render: Callable[..., T], counts: DeliveryCounts) -> T | None:
-    """Return what ``render`` returns for these notifications, or None if it fails or they are obsolete."""
+    """Return what ``render`` returns for these notifications, or None if it fails or they are not to be sent now."""
     try:
         return render(*delivery)
     except kinds.Obsolete as error:
         release(delivery, state=Notification.State.FAILED, last_error=str(error))
+    except kinds.OfAnotherRelease as error:
+        postpone(delivery, error, counts)
     except Exception as error:  # a retry would fail too, and must not delay the others
         logger.exception("Notification %s could not be rendered.", delivery[0].uuid)
         release(delivery, state=Notification.State.FAILED, last_error=repr(error)[:1000])

@@ -15,6 +15,10 @@ class Obsolete(Exception):
     """The subject no longer exists, or the request was handled in the meantime, so nothing is sent."""
 
 
+class OfAnotherRelease(Exception):
+    """Only processes of another release can send it, as during an upgrade."""
+
+
 class Severity(StrEnum):
     """How bad the news is. One that is normal ends what an earlier notification of its topic began."""
 
@@ -73,12 +77,12 @@ def register(name: str, text: str, content: Callable[["Notification"], Content],
 
 
 def get(name: str) -> Kind:
-    """Return the kind of this name. One that is no longer registered is obsolete."""
+    """Return the kind of this name. The content of one that is not registered raises ``OfAnotherRelease``."""
     return _kinds.get(name) or Kind(name, name, _unregistered)
 
 
 def _unregistered(notification: "Notification") -> Content:
-    raise Obsolete("This kind of notification no longer exists.")
+    raise OfAnotherRelease(f"This release has no notification '{notification.kind}'.")
 
 
 def choices() -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from accounts.models import NOT_ASCII, Owner, comparable
 from core.addresses import split_address
-from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
+from core.checks import OLD_DATABASE_REMEDY, why_not_migratable
 from core.models import Lease
 from rabbit import checkup
 from rabbit.addresses import split_addresses
@@ -73,10 +73,8 @@ def _journal(mode: str) -> Finding:
 
 
 def _pending_migrations() -> Finding:
-    if is_older_than_version_1(connection):
-        return Finding(
-            "migrations", Status.PROBLEM, "this database was created before version 1 of Guardian", OLD_DATABASE_REMEDY
-        )
+    if why := why_not_migratable(connection):
+        return Finding("migrations", Status.PROBLEM, f"this database can't be migrated: {why}", OLD_DATABASE_REMEDY)
     executor = MigrationExecutor(connection)
     pending = [migration for migration, _ in executor.migration_plan(executor.loader.graph.leaf_nodes())]
     if not pending:

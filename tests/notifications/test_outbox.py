@@ -25,6 +25,7 @@ from notifications import (
     channels,
     claims,
     enqueue,
+    kinds,
     mail_sending,
     mails,
     retries,
@@ -277,6 +278,15 @@ def test_a_mail_that_cannot_be_built_does_not_stop_the_others(mailbox, settings,
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (11, 1)
     assert Notification.objects.get(state="due").last_error == "no such charset"
+
+
+def test_a_kind_that_only_another_release_knows_waits_for_a_sender_of_that_release(mailbox, monkeypatch):
+    notify_operators("one")
+    with monkeypatch.context() as this_release:
+        this_release.delitem(kinds._kinds, "outage")
+        assert (send_due().postponed, Notification.objects.get().state) == (1, "due")
+    pass_time_in_outbox(minutes=1)
+    assert send_due().sent == 1
 
 
 def test_the_claim_of_a_killed_sender_expires(mailbox):

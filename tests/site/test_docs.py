@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import tomllib
 from io import StringIO
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +29,7 @@ from notifications import channels
 from queues.guard import once
 from queues.models import Queue
 from queues.rules import thresholds
+from status.doctor.broker import OLDEST_RABBITMQ
 from tools import pages, pictures
 
 pytestmark = pytest.mark.slow
@@ -40,7 +42,10 @@ TESTED_ELSEWHERE = {
     "message-store-workers.md": "tests/message_store/test_work_store.py",
 }
 """Documents with a test file of their own."""
-DOCUMENTS = [PROJECT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in TESTED_ELSEWHERE)]
+DOCUMENTS = [
+    *sorted(PROJECT.glob("*.md")),
+    *sorted(path for path in DOCS.glob("*.md") if path.name not in TESTED_ELSEWHERE),
+]
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 PICTURES = sorted((DOCS / "pictures").iterdir())
 
@@ -166,6 +171,28 @@ def test_every_test_that_is_named_exists():
     assert [one for one in named if f"def {one[1]}(" not in texts.get(one[0], "")] == []
 
 
+def test_the_supported_versions_are_those_of_packages_images_and_tools():
+    rows = re.findall(r"^\| \[?(\w+)[^|]*\| (\d[\d., ]*) \|$", (DOCS / "operators.md").read_text(), re.MULTILINE)
+    supported = {name.lower(): versions.split(", ") for name, versions in rows}
+    pythons = supported["python"]
+    texts = TEXT
+    for path in [PROJECT / "pyproject.toml", *PROJECT.glob("packages/*/pyproject.toml")]:
+        project = tomllib.loads(path.read_text())["project"]
+        assert project["requires-python"] == f">={pythons[0]}"
+        assert re.findall(r"Python :: (3\.\d+)", str(project["classifiers"])) == pythons
+        texts += path.with_name("README.md").read_text()
+    assert set(re.findall(r"Python (3\.\d+) or later", texts)) == {pythons[0]}
+    assert f'python: ["{pythons[0]}", "3"]' in (PROJECT / ".github" / "workflows" / "ci.yml").read_text()
+    assert set(re.findall(r"FROM python:(\S+)-slim", (PROJECT / "Dockerfile").read_text())) <= {*pythons}
+    images = re.findall(r"image: (\w+):(\d[\d.]*)", (PROJECT / "docker-compose.yml").read_text())
+    services = {name: f"{tag}." for image, tag in images for name in supported if name.startswith(image)}
+    assert services.keys() == supported.keys() - {"python", "sqlite"}
+    for name, tag in services.items():
+        assert any(f"{version}.".startswith(tag) for version in supported[name])
+    newer = re.findall(r"^ +(\d\S+)\) suite=", (PROJECT / "tools" / "make-rabbitmq").read_text(), re.MULTILINE)
+    assert supported["rabbitmq"] == [".".join(map(str, OLDEST_RABBITMQ)), *newer]
+
+
 # Commands
 
 
@@ -176,7 +203,7 @@ def test_every_line_to_type_is_run_or_has_a_reason_why_not(line):
         line.startswith(("curl ", "rabbitmqctl ", "make "))
         or line.removeprefix(MANAGE) in COMMANDS
         or (is_setting and is_setting[1] in SETTINGS)
-        or line in BACKUP
+        or line in BACKUP + FROM_BEFORE_VERSION_1
         or any(re.match(pattern, line) for pattern in NOT_RUN)
     )
 
@@ -310,14 +337,19 @@ def shell_lines(document: str, begin: str, end: str) -> list[str]:
 BACKUP = shell_lines("operators.md", "SQLite, while Guardian runs", "3. Bring it up to date")
 BACKUP_OF_POSTGRESQL = [line for line in BACKUP if line.startswith(("pg_", "psql "))]
 BACKUP_OF_SQLITE = [line for line in BACKUP if line not in BACKUP_OF_POSTGRESQL]
+FROM_BEFORE_VERSION_1 = [
+    line for line in shell_lines("operators.md", "### From before", "## Several") if line.startswith(("psql ", "pg_"))
+]
+"""Tested in test_migrations.py."""
 
 
-def shell(line: str, **options: object) -> None:
+def shell(line: str, **options: object) -> str:
     done = subprocess.run(
         line.replace(".venv/bin/python", sys.executable),
         shell=True, capture_output=True, text=True, timeout=60, check=False, **options,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # Programs

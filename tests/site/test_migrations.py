@@ -5,6 +5,9 @@ migration that drops it is listed in ``CONTRACTS`` with the reason why no runnin
 """
 
 import datetime
+import os
+import re
+import subprocess
 import uuid
 
 import httpx
@@ -20,9 +23,13 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ModelState, ProjectState
 from knox.crypto import create_token_string, hash_token
 
-from core.checks import is_older_than_version_1
+from core.checks import why_not_migratable
 from guardian_site import api_urls
+from message_store.models import Application, ApplicationKey, MessageRow, Position
+from tests.site.test_docs import FROM_BEFORE_VERSION_1, shell
+from tests.support.plugin import ROOT
 from tests.support.served import database_url, serving
+from tools.postgresql import binaries
 
 pytestmark = pytest.mark.sqlite
 
@@ -250,6 +257,17 @@ def migrate(alias, targets):
     return MigrationExecutor(connections[alias]).loader
 
 
+def changed_models(loader, key):
+    """Return the models that a migration changes, as the code before it has them."""
+    if not is_newer(key, loader):
+        return []
+    state = loader.project_state(key, at_end=False)
+    operations = loader.disk_migrations[key].operations
+    flat = [one for operation in operations for one in getattr(operation, "state_operations", [operation])]
+    names = {one.model_name_lower for one in flat if hasattr(one, "model_name_lower")}
+    return [state.apps.get_model(key[0], name) for name in sorted(names) if (key[0], name) in state.models]
+
+
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_old_code_works_before_and_after_migrating_and_back(empty_database):
@@ -270,6 +288,8 @@ def test_the_old_code_works_before_and_after_migrating_and_back(empty_database):
         create_row(model, alias, made)
         row = model._base_manager.using(alias).latest("pk")
         row.save(using=alias)
+    for model in [model for key in loader.disk_migrations for model in changed_models(loader, key)]:
+        create_row(model, alias, made)  # so do all releases since
     new = loader.project_state(newest).apps
     for model in guardian_models(new):  # the new code reads all rows and writes more
         known = list(model._base_manager.using(alias).all())
@@ -347,17 +367,94 @@ def test_tokens_from_before_scopes_keep_their_rights(upgraded):
     assert clients["operator"].post("owners/vouch/", json={"email": "owner@example.org"}).status_code == 204
 
 
-@pytest.mark.django_db(transaction=True)
-def test_migrate_and_doctor_refuse_a_database_older_than_version_1(empty_database):
+STORE = [("message_store", "0001_version_1"), ("message_store", "0002_stored_bytes")]
+
+
+@pytest.mark.parametrize(
+    ("migrated", "record", "why"),
+    [
+        ([], lambda recorder: recorder.record_applied("queues", "0001_initial"), "created before version 1"),
+        (STORE[:1], lambda recorder: recorder.record_applied(*STORE[1]), "between two releases"),
+        (STORE, lambda recorder: recorder.record_unapplied(*STORE[1]), "between two releases"),
+    ],
+    ids=["old", "without a column of an applied migration", "with a column of a pending migration"],
+)
+def test_migrate_refuses_a_database_that_it_can_not_finish_and_changes_nothing(empty_database, migrated, record, why):
+    migrate(empty_database, migrated)
     recorder = MigrationRecorder(connections[empty_database])
-    recorder.ensure_schema()
-    recorder.record_applied("queues", "0001_initial")
+    record(recorder)
+    before = recorder.applied_migrations().keys(), connections[empty_database].introspection.table_names()
+    with pytest.raises(SystemCheckError, match=f"{why}[^$]*adopt_broker"):
+        call_command("migrate", database=empty_database, verbosity=0, skip_checks=False)
+    assert (recorder.applied_migrations().keys(), connections[empty_database].introspection.table_names()) == before
+
+
+def test_a_database_of_this_release_or_a_later_one_is_accepted(db):
+    assert why_not_migratable(connection) == ""
+    MigrationRecorder(connection).record_applied("queues", "9999_later")
+    assert why_not_migratable(connection) == ""
+
+
+OLD_ROWS = """
+from django.utils import timezone
+from accounts.models import Owner, PulseUser
+from message_store.models import Application, ApplicationKey, MessageRow, Position, QueueRow
+from queues.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, Queue
+
+alice = Owner.objects.create_user("alice@example.org", vouched=True)
+bob = Owner.objects.create_user("bob@example.org")
+builds = PulseUser.objects.create(username="builds", ready=True, warn_length=5, max_length=9000)
+builds.owners.add(alice, bob)
+Queue.objects.create(
+    vhost="/", name="queue/builds/log", type="classic", durable=True, auto_delete=False, exclusive=False,
+    unbounded=True, first_seen=timezone.now(), last_seen=timezone.now(),
+)
+AgentVhost.objects.create(owner=alice, name=alice.uuid.hex)
+agent = AgentIdentity.objects.create(owner=alice, offering=Offering.objects.create(name="Cluster"), name="cellar")
+login = EventSubscription.objects.create(owner=alice, identity=agent, object_type="order")
+ApplicationKey.objects.create(application=Application.objects.create(name="shop"), digest="0" * 64, beginning="0" * 8)
+orders = QueueRow.objects.create(
+    application="shop", name="orders", created=1, partitions=1, type="user", consistency="strong", contents=1
+)
+MessageRow.objects.create(contents=1, partition=1, ticks=1, rest=1, body=b"a book", content_type="", expires=2**62)
+Position.objects.create(queue=orders, consumer="shipping", partition=1, message_id=alice.uuid)
+print(alice.uuid.hex, login.uuid.hex, Consumer.objects.create(identity=agent).rmq_username)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the documented commands are PostgreSQL's")
+def test_what_a_database_from_before_version_1_knows_is_taken_along(empty_database, transactional_db, tmp_path):
+    [commit] = re.findall(r"commit `(\w+)`", (ROOT / "docs" / "operators.md").read_text())
+    if subprocess.run(["git", "cat-file", "-e", commit], cwd=ROOT, check=False).returncode:
+        pytest.skip("the history of the repository is not here")
+    shell(f"git archive {commit} | tar --extract --directory {tmp_path}", cwd=ROOT)
+    (tmp_path / "httptools.py").write_text("def __getattr__(name): return Exception")  # packages that it needed
+    (tmp_path / "drf_spectacular_sidecar.py").touch()
+    env = {
+        "PATH": f"{binaries()}:{os.environ['PATH']}", "SECRET_KEY": "old", "OLD": database_url(empty_database),
+        "DATABASE_URL": database_url(empty_database),
+    }  # fmt: skip
+    shell(".venv/bin/python manage.py migrate --no-input", cwd=tmp_path, env=env)
+    vhost, *logins = shell(f".venv/bin/python manage.py shell -c '{OLD_ROWS}'", cwd=tmp_path, env=env).split()[-3:]
+
+    dump = 'pg_dump "$OLD" | grep --invert-match restrict'  # a random key
+    before = shell(dump, env=env)
     with pytest.raises(SystemCheckError, match=r"created before version 1[^$]*adopt_broker"):
         call_command("migrate", database=empty_database, verbosity=0, skip_checks=False)
-    assert connections[empty_database].introspection.table_names() == ["django_migrations"]
-    assert is_older_than_version_1(connections[empty_database])
+    assert shell(dump, env=env) == before
 
-
-@pytest.mark.django_db
-def test_a_database_of_version_1_is_accepted():
-    assert not is_older_than_version_1(connection)
+    env["DATABASE_URL"] = database_url("default")
+    owners, pulse_users, copy, lengths, queues, offerings, vhosts, users = FROM_BEFORE_VERSION_1
+    shell(copy, env=env)
+    assert ApplicationKey.objects.get().application.name == Position.objects.get().queue.application == "shop"
+    assert bytes(MessageRow.objects.get().body) == b"a book"
+    Application.objects.create(name="another")  # the sequences came along
+    shell(pulse_users, cwd=tmp_path, env=env)
+    assert (tmp_path / "owners.csv").read_text() == "username,owners\nbuilds,alice@example.org\n"
+    for line, known in (
+        (owners, ["alice@example.org"]), (lengths, ["builds", "9000"]), (queues, ["queue/builds/log"]),
+        (offerings, ["Cluster"]), (vhosts, [vhost]), (users, logins),
+    ):  # fmt: skip
+        found = shell(line.partition(" | xargs ")[0], env=env)
+        assert [one for one in known if one not in found] == []
