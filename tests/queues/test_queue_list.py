@@ -218,17 +218,21 @@ def test_a_search_counts_the_gone_queues_that_it_leaves_out(visit, pulse_user):
         ({"consumers": 1, "stalled_notified_at": timezone.now()}, False),
         ({"block_reason": "brake"}, False),
         ({"state": "warned"}, False),
+        ({"ready": 4_000, "before": 3_000}, False),
     ],
 )
 def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, pulse_user, fields, healthy):
-    make_queue(**{"pulse_user": pulse_user, "consumers": 1, **fields})
+    given = {"pulse_user": pulse_user, "consumers": 1, **fields}
+    before = given.pop("before", given.get("ready", 3))
+    make_queue(**given).samples.create(at=timezone.now() - timedelta(seconds=100), length=before)
     verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
     row = re.search('<th scope="row" class="grow">.*?<span class="mark (.*?)">', visit().text)
     assert (row[1] == "normal") is healthy
     assert f"<h1>{verdict}</h1>" in client.get("/").text
+    assert (client.get("/api/queues/").json()[0]["severity"] == "normal") is healthy
     client.force_login(operator)
     assert f"<p>{verdict}" in client.get("/admin/").text
-    (row,) = rows_of(Queue.objects.all())
+    (row,) = rows_of(Queue.objects.all(), timezone.now())
     assert row.state.needs_attention is not healthy
     assert (row.state.word == "healthy") is healthy
 

@@ -277,15 +277,18 @@ def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit,
     ):  # fmt: skip
         since = minutes_ago(minutes, now)
         make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
-    assert "Guardian does not check consumers" in visit().text
+    make_queue("unnoticed", consumers=1, stalled_since=minutes_ago(6, now), diagnosis="stalled")
+    no_notification = "Owners get no notification of stalled consumers"
+    assert no_notification in visit().text
     settings.GUARDIAN_STALLED_MINUTES = 5
     stalled = overview.overview(now)["stalled"]
     assert [(line.name, line.figure.partition(",")[0]) for line in stalled.shown] == [
-        ("builds", "owner alice"), ("later", "owner nobody"),
+        ("builds", "owner alice"), ("later", "owner nobody"), ("unnoticed", "owner nobody"),
     ]  # fmt: skip
-    assert (stalled.number, stalled.more) == (2, 0)
+    assert (stalled.number, stalled.more) == (3, 0)
     text = visit().text
-    assert "Stalled consumers: 2</h3>" in text
+    assert "Stalled consumers: 3</h3>" in text
+    assert no_notification not in text
     assert "owner alice, 3 messages, nothing acknowledged for 12 minutes</td>" in text
 
 
