@@ -5,7 +5,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.models import Queue, Watch
+from queues.models import Queue, QueueSample, Watch
 from queues.pages.queue_list import rows_of
 from queues.rules.listing import WITHOUT_CONSUMER
 from queues.rules.states import should_have_consumer
@@ -284,6 +284,18 @@ def test_pages_of_fifty_queues_keep_the_filters(visit, pulse_user):
     assert 'rel="prev" href="/queues/?search=jobs&amp;ordering=-name&amp;page=1"' in page.text
     assert 'rel="next" href="/queues/?search=jobs&amp;ordering=-name&amp;page=3"' in page.text
     assert "101 to 121 of 121" in visit(page=3).text
+
+
+def test_the_pages_of_two_hundred_queues_are_small(visit, client, pulse_user):
+    now = timezone.now()
+    for number in range(200):
+        queue = make_queue(f"queue/alice/{'release-' * 5}{number}", pulse_user=pulse_user, ready=number, state="warned")
+        queue.samples.bulk_create(
+            QueueSample(queue=queue, at=now - timedelta(minutes=minute), length=number * minute % 977)
+            for minute in range(60)
+        )
+    sizes = {path: len(client.get(path, headers={"Accept-Encoding": "gzip"}).content) for path in ("/", "/queues/")}
+    assert max(sizes.values()) < 80_000, sizes  # and 70 kB of styles and scripts
 
 
 def test_a_refresh_returns_the_rows_of_the_same_list_without_the_page_around_it(visit, pulse_user, client):
