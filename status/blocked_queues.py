@@ -186,7 +186,7 @@ COLUMNS = {
     "queue": "Queue",
     "owner": "Owner",
     "length": "Messages",
-    "limit": "Deletion limit",
+    "limit": "Limit",
     "rate": "Rate",
     "consumers": "Consumers",
 }

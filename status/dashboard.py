@@ -19,7 +19,7 @@ from queues.pages.queue_list import Row, rows_of
 from queues.rules.conditions import soonest_to_fill
 from queues.rules.freshness import Freshness, freshness_of_list
 from queues.rules.listing import Counts, add_up, count_by_state, nearest_to_limit, needs_attention
-from queues.rules.states import Level
+from queues.rules.states import PREDICTED_SECONDS, Level
 from rabbit.names import readable
 
 QUEUES_SHOWN = 10
@@ -119,9 +119,9 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
 
 
 def _urgency(row: Row) -> tuple[bool, float]:
-    """Return what rows are sorted by: what is lost, then what will be first, then the rest."""
-    is_critical = row.state.level == Level.CRITICAL
-    return not is_critical, row.seconds_to_max if row.seconds_to_max is not None else 0 if is_critical else math.inf
+    """Return what rows are sorted by: what is lost, then what will be within a day, then the rest as it comes."""
+    is_critical, left = row.state.level == Level.CRITICAL, row.seconds_to_max
+    return not is_critical, left if left is not None and left < PREDICTED_SECONDS else 0 if is_critical else math.inf
 
 
 def next_step(row: Row, visitor: Owner) -> Step:

@@ -13,7 +13,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import OrderBy
 
 from accounts.access import vouching
-from core.formatting import duration, rate_in_words
+from core.formatting import duration, short_rate
 from core.models import Removal
 from queues.actions import limit_requests
 from queues.models import Pass, Queue
@@ -348,7 +348,7 @@ def _growing(now: datetime) -> list[QueueLine]:
     queues = Queue.objects.select_related("pulse_user", "owner").in_bulk(fastest)
     most = rates[fastest[0]] if fastest else 0.0
     return [
-        QueueLine(queue, rate_in_words(rates[id_]), _time_to_maximum(queue, lengths[id_]), rates[id_] / most)
+        QueueLine(queue, short_rate(rates[id_]), _time_to_maximum(queue, lengths[id_]), rates[id_] / most)
         for id_ in fastest
         if (queue := queues.get(id_)) is not None
     ]

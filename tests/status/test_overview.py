@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
 from agents.models import Sweep
-from core.formatting import rate_in_words
+from core.formatting import short_rate
 from core.models import Removal
 from notifications.models import Notification
 from queues.guard.consumer_health import _as_stored
@@ -213,7 +213,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
     assert [line.name for line in found] == ["over", "fast", "slow"]
     for line in found:
         recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
-        assert line.figure == rate_in_words(recipients["per_second"])
+        assert line.figure == short_rate(recipients["per_second"])
     assert [line.more.partition(", ")[2] for line in found] == [
         "over its deletion limit", "at its deletion limit in 60 seconds", "at its deletion limit in 2 hours",
     ]  # fmt: skip
