@@ -22,7 +22,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("queues/", queue_list.queues_page, name="queues"),
     path("queues/selected/", selected.queues_selected, name="queues_selected"),
     path("queues/<uuid:uuid>/", queue.queue_page, name="queue"),
-    path("queues/<uuid:uuid>/chart/", queue.queue_chart, name="queue_chart"),
     path("queues/<uuid:uuid>/dismiss/", queue.queue_dismiss, name="queue_dismiss"),
     path("queues/<uuid:uuid>/delete/", destroy.queue_delete, name="queue_delete"),
     path("queues/<uuid:uuid>/purge/", destroy.queue_purge, name="queue_purge"),

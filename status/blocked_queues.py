@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
-from uuid import UUID
 
+from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, QueryDict
@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods
 from accounts.pages.confirmation import fate_of_messages
 from accounts.pages.forms import NameForm
 from core.formatting import rate_in_words
+from queues.actions import single
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
 from queues.pages.visitors import Request
@@ -34,6 +35,9 @@ from status.views import (
     store_preview,
 )
 
+NOT_THERE = ActionOutcome(
+    Level.WARNING, "Guardian no longer has this queue, so nothing was done.", status=HTTPStatus.BAD_REQUEST
+)
 NOT_TYPED = ActionOutcome(
     Level.WARNING, "You did not type the number of queues, so nothing was done.", status=HTTPStatus.BAD_REQUEST
 )
@@ -48,7 +52,7 @@ class BlockedRow:
 
     line: Line
     number: int | None
-    uuid: UUID
+    queue: Queue
 
     @property
     def name(self) -> str:
@@ -71,6 +75,12 @@ class BlockedRow:
         return Queue.BlockReason(self.line.reason).label
 
 
+class KeepForm(forms.Form):
+    """The queue to keep."""
+
+    keep = forms.ModelChoiceField(Queue.objects.all(), to_field_name="uuid")
+
+
 class Column(NamedTuple):
     """A column's heading: its words, and the order that a click requests."""
 
@@ -83,9 +93,20 @@ class Column(NamedTuple):
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_brake(request: Request) -> HttpResponse:
-    """Show the queues whose deletion is blocked. On confirmation, release all of them, or the selected ones."""
+    """Show the queues whose deletion is blocked. On confirmation, release all of them, or the selected ones.
+
+    A queue that the operator keeps becomes unbounded, so the next pass no longer blocks it.
+    """
     outcome = None
-    if request.method == "POST":
+    if "keep" in request.POST:
+        keep = KeepForm(request.POST)
+        if keep.is_valid():
+            queue = keep.cleaned_data["keep"]
+            single.set_limits(queue, request.user, unbounded=True)
+            messages.success(request, f"You keep {queue}. It is unbounded now, so Guardian never deletes it.")
+            return redirect("operate_brake")
+        outcome = NOT_THERE
+    elif request.method == "POST":
         form = ConfirmationForm(request.POST)
         shown = pop_preview(request.user, "brake", form.cleaned_data["shown"]) if form.is_valid() else None
         selected = _selected(request.POST, shown or [])
@@ -103,8 +124,8 @@ def operate_brake(request: Request) -> HttpResponse:
     released = brake.released_queues(watch, now)
     left = [line.key for line in lines if line.key not in released]
     numbers = {key: number for number, key in enumerate(left)}
-    uuids = {(vhost, name): uuid for vhost, name, uuid in blocked.values_list("vhost", "name", "uuid")}
-    rows = [BlockedRow(line, numbers.get(line.key), uuids[line.key]) for line in lines if line.key in uuids]
+    queues = {(queue.vhost, queue.name): queue for queue in blocked}
+    rows = [BlockedRow(line, numbers.get(line.key), queues[line.key]) for line in lines if line.key in queues]
     context = {
         "page": Paginator(rows, ROWS).get_page(request.GET.get("page")),
         "columns": _columns(order),
@@ -165,7 +186,7 @@ COLUMNS = {
     "queue": "Queue",
     "owner": "Owner",
     "length": "Messages",
-    "limit": "Deletion limit",
+    "limit": "Limit",
     "rate": "Rate",
     "consumers": "Consumers",
 }

@@ -16,14 +16,15 @@ from queues.actions import limit_requests
 from queues.models import Archive, Queue, QueueEvent, Watch
 from queues.pages.queue import describe_event
 from queues.pages.queue_list import Row, rows_of
+from queues.rules.conditions import soonest_to_fill
 from queues.rules.freshness import Freshness, freshness_of_list
-from queues.rules.listing import NEEDS_ATTENTION, Counts, add_up, count_by_state, nearest_to_limit, that_may_fill
-from queues.rules.states import Level
+from queues.rules.listing import Counts, add_up, count_by_state, nearest_to_limit, needs_attention
+from queues.rules.states import PREDICTED_SECONDS, Level
 from rabbit.names import readable
 
 QUEUES_SHOWN = 10
 QUEUES_COMPARED = 50
-"""The most urgent queues are found among this many that are over a threshold, and that may fill."""
+"""The most urgent queues are found among this many of those that need attention."""
 
 DELETED_SHOWN = 10
 DELETED_SHOWN_FOR = timedelta(days=1)
@@ -63,7 +64,6 @@ class Dashboard(NamedTuple):
     """
 
     counts: Counts
-    attention: int
     deleted: Sequence[Deleted]
     more_deleted: int
     queues: Sequence[tuple[Row, Step]]
@@ -78,7 +78,7 @@ class Dashboard(NamedTuple):
 
     @property
     def headline(self) -> str:
-        total, attention = self.counts.total, self.attention
+        total, attention = self.counts.total, self.counts.attention
         deleted = len(self.deleted) + self.more_deleted
         parts = [f"{counted(deleted, 'queue')} deleted"] if deleted else []
         if attention:
@@ -90,25 +90,23 @@ class Dashboard(NamedTuple):
     @property
     def more(self) -> int:
         """The number of queues that need attention and aren't shown."""
-        return self.attention - len(self.queues)
+        return self.counts.attention - len(self.queues)
 
 
 def dashboard(visitor: Owner, now: datetime) -> Dashboard:
     """Return the content of the page of an owner; an operator sees everything. The broker is not queried."""
     mine = Queue.objects.seen_by(visitor)
-    counts = add_up(count_by_state(mine))
     watch = Watch.objects.filter(id=1).first()
     freshness = freshness_of_list(watch)
+    soon = soonest_to_fill(mine, freshness.now)
     shown = mine.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
-    worst = rows_of(nearest_to_limit(shown.filter(NEEDS_ATTENTION))[:QUEUES_COMPARED], freshness.now, visitor)
-    filling = rows_of(that_may_fill(shown.exclude(NEEDS_ATTENTION), now)[:QUEUES_COMPARED], freshness.now, visitor)
-    soon = [row for row in filling if row.state.needs_attention]
+    worst = nearest_to_limit(shown.filter(needs_attention(soon)), soon)[:QUEUES_COMPARED]
+    rows = sorted(rows_of(worst, freshness.now, visitor), key=_urgency)[:QUEUES_SHOWN]
     watch = watch or Watch()
     return Dashboard(
-        counts,
-        counts.attention + len(soon),
+        add_up(count_by_state(mine, soon)),
         *_deleted(visitor, mine, now),
-        [(row, next_step(row, visitor)) for row in sorted([*soon, *worst], key=_urgency)[:QUEUES_SHOWN]],
+        [(row, next_step(row, visitor)) for row in rows],
         _events(visitor),
         PulseUser.objects.seen_by(visitor).count(),
         AgentIdentity.objects.seen_by(visitor).count(),
@@ -121,9 +119,9 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
 
 
 def _urgency(row: Row) -> tuple[bool, float]:
-    """Return what rows are sorted by: what is lost, then what will be first, then the rest."""
-    is_critical = row.state.level == Level.CRITICAL
-    return not is_critical, row.seconds_to_max if row.seconds_to_max is not None else 0 if is_critical else math.inf
+    """Return what rows are sorted by: what is lost, then what will be within a day, then the rest as it comes."""
+    is_critical, left = row.state.level == Level.CRITICAL, row.seconds_to_max
+    return not is_critical, left if left is not None and left < PREDICTED_SECONDS else 0 if is_critical else math.inf
 
 
 def next_step(row: Row, visitor: Owner) -> Step:

@@ -9,15 +9,17 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import OrderBy
 
 from accounts.access import vouching
-from core.formatting import duration, rate_in_words
+from core.formatting import duration, short_rate
 from core.models import Removal
 from queues.actions import limit_requests
 from queues.models import Pass, Queue
-from queues.rules import charts, growth, states, thresholds
+from queues.rules import charts, growth, thresholds
+from queues.rules.conditions import conditions, soonest_to_fill
+from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import LENGTH, STALLED, add_up, count_by_state, whose, with_first_sample
 from queues.rules.thresholds import Thresholds
 from rabbit.entities import Node
@@ -70,12 +72,13 @@ class NodeShown(NamedTuple):
 
 
 class QueueLine(NamedTuple):
-    """A queue in a list. ``share`` is of the longest bar; ``figure`` and ``more`` are in words."""
+    """A queue in a list. ``share`` is of the longest bar, in the colour of ``level``."""
 
     queue: Queue
     figure: str
     more: str = ""
     share: float = 0
+    level: str = ""
 
     @property
     def name(self) -> str:
@@ -91,11 +94,6 @@ class QueueLine(NamedTuple):
     def whose(self) -> str:
         """Whose the queue is, in words."""
         return whose(self.queue.pulse_user, self.queue.owner)
-
-    @property
-    def level(self) -> str:
-        """The level of the queue's condition, which colours its bar."""
-        return states.condition(self.queue, thresholds.of_queue(self.queue)).level
 
     @property
     def full(self) -> float:
@@ -133,12 +131,11 @@ class Passes(NamedTuple):
 
 
 def overview(now: datetime) -> dict[str, Any]:
-    """Collect the content of the front page. If the broker doesn't answer, only the broker's part is missing.
-
-    ``stalled`` are the queues whose consumers have stalled; None: the check is off.
-    """
+    """Collect the content of the front page. If the broker doesn't answer, only the broker's part is missing."""
     cluster = facts.measure_broker()
     guardian = facts.measure_guardian(now)
+    predicted_at = freshness_of_list(guardian.watch).now
+    longest, growing = _with_levels([_longest(), _growing(now)], predicted_at)
     unowned, misnamed, unpatterned = _unowned()
     return {
         "at": now,
@@ -155,10 +152,11 @@ def overview(now: datetime) -> dict[str, Any]:
         "removals": _removals(guardian),
         "limit_requests": limit_requests.open_requests()[:REQUESTS_SHOWN],
         "access_requests": vouching.open_requests()[:REQUESTS_SHOWN],
-        "counts": add_up(count_by_state(Queue.objects.all())),
-        "longest": _longest(),
-        "growing": _growing(now),
-        "stalled": _stalled(now) if settings.GUARDIAN_STALLED_MINUTES else None,
+        "counts": add_up(count_by_state(Queue.objects.all(), soonest_to_fill(Queue.objects.all(), predicted_at))),
+        "longest": longest,
+        "growing": growing,
+        "stalled": _stalled(now),
+        "notifies_of_stalls": bool(settings.GUARDIAN_STALLED_MINUTES),
         "exclusive": _first(Queue.objects.exclude(state=GONE).filter(exclusive=True), LENGTH.desc(nulls_last=True)),
         "unowned": unowned,
         "misnamed": misnamed,
@@ -307,6 +305,12 @@ def _queues_of_known_length() -> QuerySet[Queue]:
     return Queue.objects.exclude(state=GONE).filter(ready__isnull=False, unacknowledged__isnull=False)
 
 
+def _with_levels(lists: Sequence[list[QueueLine]], now: datetime | None) -> list[list[QueueLine]]:
+    """Return these lists with the levels of the queues' conditions."""
+    found = conditions([line.queue for lines in lists for line in lines], now)
+    return [[line._replace(level=found[line.queue.pk].level) for line in lines] for lines in lists]
+
+
 def _longest() -> list[QueueLine]:
     rows = (
         _queues_of_known_length()
@@ -344,7 +348,7 @@ def _growing(now: datetime) -> list[QueueLine]:
     queues = Queue.objects.select_related("pulse_user", "owner").in_bulk(fastest)
     most = rates[fastest[0]] if fastest else 0.0
     return [
-        QueueLine(queue, rate_in_words(rates[id_]), _time_to_maximum(queue, lengths[id_]), rates[id_] / most)
+        QueueLine(queue, short_rate(rates[id_]), _time_to_maximum(queue, lengths[id_]), rates[id_] / most)
         for id_ in fastest
         if (queue := queues.get(id_)) is not None
     ]
@@ -362,7 +366,8 @@ def _time_to_maximum(queue: Queue, lengths: Sequence[tuple[datetime, int]]) -> s
 
 def _stalled(now: datetime) -> Named:
     """Return the queues whose consumers have stalled, the longest stalled first."""
-    found = _first(Queue.objects.filter(STALLED), F("stalled_since").asc(nulls_last=True))
+    diagnosed = Q(diagnosis=Queue.Diagnosis.STALLED) & ~Q(state=GONE)
+    found = _first(Queue.objects.filter(STALLED | diagnosed), F("stalled_since").asc(nulls_last=True))
     return found._replace(shown=[_stalled_line(line, now) for line in found.shown])
 
 

@@ -1,5 +1,6 @@
 """What all templates show in one way: times, and names in one line."""
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,8 +15,12 @@ from core.formatting import relative
 
 register = template.Library()
 
-KEPT_AT_THE_END = 14
-"""The last characters of a name, which stay when it is cut. As in ``.cut`` of guardian.css."""
+LONG = 64
+"""The characters of a name that fit into two lines of a list."""
+
+FIGURE = re.compile(r"<td[^>]*>-?\d[\d,.]*(\s?(bytes?|[KMGT]B|s))?</td>")
+NO_FIGURE = re.compile(r"<td[^>]*>(none|unknown)?</td>")
+"""Cells of an admin's list."""
 
 
 @register.filter
@@ -33,18 +38,28 @@ def ago(at: datetime | str | None) -> SafeString | str:
 
 @register.filter
 def cut(name: str) -> SafeString:
-    """Return a name for one line. The browser cuts the middle of one that is too long; the tooltip has all of it."""
-    if len(name) <= 2 * KEPT_AT_THE_END:
-        return format_html('<span class="cut" title="{}">{}</span>', name, name)
-    start, end = name[:-KEPT_AT_THE_END], name[-KEPT_AT_THE_END:]
-    return format_html('<span class="cut" title="{}"><span>{}</span><span>{}</span></span>', name, start, end)
+    """Return a name for a list. The middle of a very long one is cut; the tooltip has all of it."""
+    shown = name if len(name) <= LONG else f"{name[: LONG // 2]}…{name[-LONG // 2 :]}"
+    return format_html('<span class="cut" title="{}">{}</span>', name, shown)
+
+
+@register.filter
+def with_figures(headers: Sequence[dict[str, Any]], rows: Sequence[Sequence[SafeString]]) -> Sequence[dict[str, Any]]:
+    """Mark the headers of an admin's list whose columns have figures, which are aligned at the right."""
+    for header, cells in zip(headers, zip(*rows, strict=True), strict=True):
+        others = [cell for cell in cells if not NO_FIGURE.fullmatch(cell)]
+        header["has_figures"] = bool(others) and all(FIGURE.fullmatch(cell) for cell in others)
+    return headers
 
 
 @register.filter
 def labelled(cells: Iterable[SafeString], headers: Sequence[dict[str, Any]]) -> list[SafeString]:
     """Return the cells of a row of an admin's list with the words of their columns, which a phone shows."""
     return [
-        SafeString(f'<td data-label="{escape(capfirst(header["text"]))}"{cell[3:]}')
+        SafeString(
+            f"<td{' data-figure' if header['has_figures'] else ''} "
+            f'data-label="{escape(capfirst(header["text"]))}"{cell[3:]}'
+        )
         if header["sortable"] and cell.startswith("<td")
         else cell
         for cell, header in zip(cells, headers, strict=True)

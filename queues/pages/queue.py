@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
 from uuid import UUID
 
 from django.conf import settings
+from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import HttpResponseClientRefresh
@@ -34,6 +33,8 @@ from rabbit.snapshot import CLASSIC
 
 EVENTS_SHOWN = 50
 MARKS_SHOWN = 20
+LIVE_SECONDS = 15
+"""Pages refresh more often. The broker's figures are five seconds apart, and cost several requests."""
 BINDINGS_SHOWN = 50
 ARCHIVES_SHOWN = 5
 SCALES = ("fit", "limit")
@@ -49,14 +50,14 @@ FREQUENT = (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED)
 @signed_in
 @require_safe
 def queue_page(request: Request, uuid: UUID) -> HttpResponse:
-    """Show one queue to its owners and to operators. Others get 404."""
+    """Show one queue to its owners and to operators. Others get 404. An htmx request gets the part that refreshes."""
     queue = seen_queue(request, uuid)
     there = queue.state != Queue.State.GONE
-    live = single.live(queue) if there else single.Live()
+    if request.htmx and not there:
+        return HttpResponseClientRefresh()  # so that the page loses its script, too
+    live = _live(queue, is_refresh=bool(request.htmx)) if there else single.Live()
     if live.consumers is not None:
         queue.consumers = live.consumers  # the stored count may be a minute old
-    if live.activity is not None:
-        activity.store(queue, live.activity)
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
     archives = Archive.objects.seen_by(request.user).filter(queue=queue)
     ended = None if there else ending(events)
@@ -111,18 +112,16 @@ def _owners(queue: Queue) -> list[Owner]:
     return [*queue.pulse_user.owners.all(), *of_agents] if queue.pulse_user else of_agents
 
 
-@signed_in
-@require_safe
-def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
-    """Return the part of a queue's page that refreshes. Other than htmx requests are redirected to the page."""
-    queue = seen_queue(request, uuid)
-    if not request.htmx:
-        return redirect(f"{reverse('queue', args=[uuid])}?{urlencode({'span': _span(request).name})}")
-    if queue.state == Queue.State.GONE:
-        return HttpResponseClientRefresh()  # so that the page loses its buttons
-    # The page asked the broker, so that this need not.
-    is_limited = request.GET.get("limited") == "1"
-    return render(request, "queues/_now.html", _now(request, queue, is_limited=is_limited))
+def _live(queue: Queue, *, is_refresh: bool) -> single.Live:
+    """Return the queue's state on the broker, and store its activity. A refresh gets what was fetched a moment ago."""
+    key = f"live:{queue.pk}"
+    live: single.Live | None = cache.get(key) if is_refresh else None
+    if live is None:
+        live = single.live(queue)
+        cache.set(key, live, LIVE_SECONDS)
+        if live.activity is not None:
+            activity.store(queue, live.activity)
+    return live
 
 
 @signed_in
@@ -146,7 +145,7 @@ def _span(request: HttpRequest) -> charts.Span:
 
 
 def _now(request: Request, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
-    """Return the context that changes with each pass. Only the rates are from the broker.
+    """Return the context that changes with each pass.
 
     ``is_limited``: the broker itself keeps the queue within its deletion limit.
     """
@@ -179,14 +178,12 @@ def _now(request: Request, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
         "state": _state(row.state, found_now),
         "diagnosis": found_now,
         "outlook": outlook(row, found_now),
-        "is_limited": is_limited,
         "chart": drawn,
         "chart_began": began,
         "times": charts.time_ticks(span, began, now),
         "marks": charts.marks(_marked_events(queue, began, now), began, now),
         "rates": queue_rates,
         "rate_chart": charts.rate_chart(queue_rates.samples, began, now),
-        "scale": scale if scale in SCALES else "",
         "to_limit": to_limit,
         "span": span,
         "spans": charts.SPANS.values(),

@@ -177,8 +177,7 @@ def queues_page(request: Request) -> HttpResponse:
         return render(request, "queues/none.html", {"freshness": freshness, "pulse_users": names})
     vhosts = sorted({group.vhost for group in groups})
     filtered = QueueFilter(request.GET, mine)
-    if freshness.now:
-        filtered.soon = soonest_to_fill(mine, freshness.now)
+    filtered.soon = soonest_to_fill(mine, freshness.now)
     form = _with_choices(filtered.form, vhosts, names)
     shown = filtered.qs.select_related("pulse_user", "owner", "acknowledged_by")
     shown = shown.prefetch_related("pulse_user__owners")

@@ -161,12 +161,18 @@ def chart(
 
 
 def sparkline(samples: Sequence[Sample], began: datetime, ended: datetime) -> str:
-    """Return the known lengths of this window as an SVG path from the bottom, at 0, to the top."""
+    """Return the known lengths of this window as an SVG path, or an empty text if none is known.
+
+    It spans at least half of the highest length, so that little change is little, and in the middle.
+    """
     steps = within(samples, began, ended)
     if not steps:
         return ""
-    top = max(1, *(length for _, length in steps))
-    return _line(thinned(steps, began, ended, SPARKLINE_POINTS), began, ended, top)
+    lowest, highest = (pick(length for _, length in steps) for pick in (min, max))
+    span = max(highest - lowest, highest / 2, 1)
+    bottom = (lowest + highest - span) / 2
+    thin = thinned(steps, began, ended, SPARKLINE_POINTS)
+    return _line([(at, length - bottom) for at, length in thin], began, ended, span)
 
 
 def rate_chart(samples: Sequence[RateSample], began: datetime, ended: datetime) -> RateChart | None:

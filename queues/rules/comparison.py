@@ -404,13 +404,14 @@ class _Comparison:
                 self.changes.deletable.append(one)
 
     def _record_blocked(self, one: Deletable) -> None:
-        """Record a queue whose deletion is blocked, in the state that its length gives.
+        """Record a queue whose deletion is blocked, in the state that its length gives, and when that began.
 
         The warning said that the queue will be deleted, so owners are notified when its deletion is blocked.
         """
         queue, row = self._decided(one), self.stored.get(one.key)
-        one = one._replace(queue=queue)
         is_new = row is None or not row.block_reason
+        queue = queue._replace(decided_at=self.now) if is_new else queue
+        one = one._replace(queue=queue)
         self.changes.blocked.append(one)
         self.changes.newly_blocked += is_new
         state = judge(queue.last_notified_state, queue.length, one.thresholds, spared=True).state

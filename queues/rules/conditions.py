@@ -30,11 +30,13 @@ def conditions(queues: Collection[Queue], now: datetime | None) -> dict[int, Con
     return found
 
 
-def soonest_to_fill(queues: QuerySet[Queue], now: datetime) -> list[int]:
+def soonest_to_fill(queues: QuerySet[Queue], now: datetime | None) -> list[int]:
     """Return the primary keys of the queues that are critical because they will soon be full, the soonest first.
 
-    They are found among the fastest growing ones.
+    They are found among the fastest growing ones. Without ``now``, nothing is predicted.
     """
+    if now is None:
+        return []
     growing = list(that_may_fill(queues.select_related("pulse_user"), now)[:FILLING_COMPARED])
     left = {}
     for pk, trend in trends([queue for queue in growing if not thresholds.is_spared(queue)], now).items():

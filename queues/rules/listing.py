@@ -55,7 +55,10 @@ NEEDS_ATTENTION = (
     | WITHOUT_CONSUMER & ~Q(state=Queue.State.GONE) & (Q(ready__gt=0) | Q(unacknowledged__gt=0))
     | STALLED
 )
-"""Queues that are not healthy: over a threshold, blocked, stalled, or with messages and no consumer."""
+"""Queues that are not healthy: over a threshold, blocked, stalled, or with messages and no consumer.
+
+Queues that will soon be full need attention, too: ``needs_attention``.
+"""
 
 IS_SPARED = Q(unbounded=True) | Q(exclusive=True) | Q(registered=True)
 """Queues that are never deleted for their length, as in ``thresholds.is_spared``."""
@@ -171,13 +174,18 @@ class StateCount(NamedTuple):
     blocked: int
 
 
-def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
-    """Count these queues by state and vhost in one statement, gone ones included."""
+def needs_attention(soon: Sequence[int]) -> Q:
+    """Return which queues need attention. ``soon`` are the primary keys of those that will soon be full."""
+    return NEEDS_ATTENTION | Q(pk__in=soon)
+
+
+def count_by_state(queues: QuerySet[Queue], soon: Sequence[int] = ()) -> list[StateCount]:
+    """Count these queues by state and vhost in one statement, gone ones included. ``soon``: see ``needs_attention``."""
     groups = queues.order_by().values("state", "vhost")
     counts = groups.annotate(
         number=Count("id"),
         unattended=Count("id", filter=WITHOUT_CONSUMER),
-        attention=Count("id", filter=NEEDS_ATTENTION),
+        attention=Count("id", filter=needs_attention(soon)),
         blocked=Count("id", filter=~Q(block_reason="")),
     )
     return [StateCount(*row) for row in counts.values_list(*StateCount._fields)]

@@ -50,8 +50,7 @@ def text_of(page):
 
 def rows_of(page):
     """Return the visible text of each row of the agents' tables."""
-    text = page.text.replace("</span><span>", "")  # where a name may be cut
-    tables = re.findall(r'<table class="table">\n<thead><tr><th scope="col">Events<(.*?)</table>', text, re.DOTALL)
+    tables = re.findall(r'<table class="table">\n<thead><tr><th scope="col">Events<(.*?)</table>', page.text, re.DOTALL)
     rows = [row for table in tables for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
     return [
         " ".join(html.unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows if '<th scope="col"' not in row

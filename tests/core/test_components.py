@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import time_machine
 
-from core.templatetags.components import ago, cut
+from core.templatetags.components import ago, cut, with_figures
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -27,7 +27,16 @@ def test_no_time_is_empty():
     assert ago(None) == ""
 
 
-def test_a_long_name_can_be_cut_in_the_middle_and_a_short_one_is_whole():
+def test_a_very_long_name_is_cut_in_the_middle_and_others_are_whole():
     assert cut("queue/<b>") == '<span class="cut" title="queue/&lt;b&gt;">queue/&lt;b&gt;</span>'
-    name = "queue/alice/" + "x" * 30 + "/linux64-debug"
-    assert cut(name) == f'<span class="cut" title="{name}"><span>{name[:-14]}</span><span>/linux64-debug</span></span>'
+    name = "a" * 60 + "b" * 60
+    assert cut(name) == f'<span class="cut" title="{name}">{"a" * 32}…{"b" * 32}</span>'
+
+
+def test_the_columns_of_an_admins_list_with_figures_only_are_marked():
+    rows = [
+        ["<td>1,234</td>", "<td>1.5\N{NO-BREAK SPACE}KB</td>", "<td>none</td>", "<td>7 of 9</td>", "<th>1</th>"],
+        ["<td>none</td>", "<td></td>", "<td>none</td>", "<td>7</td>", "<th>2</th>"],
+    ]
+    headers = with_figures([{"text": ""} for _ in rows[0]], rows)
+    assert [header["has_figures"] for header in headers] == [True, True, False, False, False]

@@ -100,8 +100,10 @@ def test_times_stay_round_over_a_change_of_daylight_saving():
     assert [tick.label for tick in charts.time_ticks(day, began, ended)] == ["18:00", "00:00", "06:00"]
 
 
-def test_a_sparkline_fills_its_height_and_is_empty_without_samples():
+def test_a_sparkline_fills_its_height_unless_little_changed_and_is_empty_without_samples():
     assert charts.sparkline(samples((0, 0), (30, 4)), BEGAN, ENDED) == "M0 1000H500V0H1000"
+    assert charts.sparkline(samples((0, 90), (30, 100)), BEGAN, ENDED) == "M0 600H500V400H1000"
+    assert charts.sparkline(samples((0, 0)), BEGAN, ENDED) == "M0 500H1000"
     assert charts.sparkline([], BEGAN, ENDED) == ""
 
 

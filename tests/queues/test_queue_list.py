@@ -5,7 +5,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.models import Queue, Watch
+from queues.models import Queue, QueueSample, Watch
 from queues.pages.queue_list import rows_of
 from queues.rules.listing import WITHOUT_CONSUMER
 from queues.rules.states import should_have_consumer
@@ -218,17 +218,21 @@ def test_a_search_counts_the_gone_queues_that_it_leaves_out(visit, pulse_user):
         ({"consumers": 1, "stalled_notified_at": timezone.now()}, False),
         ({"block_reason": "brake"}, False),
         ({"state": "warned"}, False),
+        ({"ready": 4_000, "before": 3_000}, False),
     ],
 )
 def test_all_pages_agree_which_queues_are_healthy(visit, client, operator, pulse_user, fields, healthy):
-    make_queue(**{"pulse_user": pulse_user, "consumers": 1, **fields})
+    given = {"pulse_user": pulse_user, "consumers": 1, **fields}
+    before = given.pop("before", given.get("ready", 3))
+    make_queue(**given).samples.create(at=timezone.now() - timedelta(seconds=100), length=before)
     verdict = "1 queue, healthy" if healthy else "1 of 1 queue needs attention"
     row = re.search('<th scope="row" class="grow">.*?<span class="mark (.*?)">', visit().text)
     assert (row[1] == "normal") is healthy
     assert f"<h1>{verdict}</h1>" in client.get("/").text
+    assert (client.get("/api/queues/").json()[0]["severity"] == "normal") is healthy
     client.force_login(operator)
     assert f"<p>{verdict}" in client.get("/admin/").text
-    (row,) = rows_of(Queue.objects.all())
+    (row,) = rows_of(Queue.objects.all(), timezone.now())
     assert row.state.needs_attention is not healthy
     assert (row.state.word == "healthy") is healthy
 
@@ -280,6 +284,18 @@ def test_pages_of_fifty_queues_keep_the_filters(visit, pulse_user):
     assert 'rel="prev" href="/queues/?search=jobs&amp;ordering=-name&amp;page=1"' in page.text
     assert 'rel="next" href="/queues/?search=jobs&amp;ordering=-name&amp;page=3"' in page.text
     assert "101 to 121 of 121" in visit(page=3).text
+
+
+def test_the_pages_of_two_hundred_queues_are_small(visit, client, pulse_user):
+    now = timezone.now()
+    for number in range(200):
+        queue = make_queue(f"queue/alice/{'release-' * 5}{number}", pulse_user=pulse_user, ready=number, state="warned")
+        queue.samples.bulk_create(
+            QueueSample(queue=queue, at=now - timedelta(minutes=minute), length=number * minute % 977)
+            for minute in range(60)
+        )
+    sizes = {path: len(client.get(path, headers={"Accept-Encoding": "gzip"}).content) for path in ("/", "/queues/")}
+    assert max(sizes.values()) < 80_000, sizes  # and 70 kB of styles and scripts
 
 
 def test_a_refresh_returns_the_rows_of_the_same_list_without_the_page_around_it(visit, pulse_user, client):

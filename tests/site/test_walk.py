@@ -296,6 +296,13 @@ def test_a_refresh_keeps_what_is_selected_and_focused(page: Page, populated):
     expect(row.get_by_role("checkbox")).to_be_checked()
     expect(row.get_by_role("link")).to_be_focused()
     expect(page.get_by_role("button", name="Delete…")).to_be_visible()
+    row.get_by_role("link").click()
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("link", name="Mute…").focus()
+    Queue.objects.filter(name__endswith="/builds").update(ready=11)
+    page.clock.fast_forward("00:05")
+    expect(page.get_by_role("figure")).to_contain_text("now 11")
+    expect(page.get_by_role("link", name="Mute…")).to_be_focused()
 
 
 def test_a_queue_can_be_opened_with_the_keyboard(page: Page, populated):

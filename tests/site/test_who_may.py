@@ -102,7 +102,6 @@ get                 302 404 200 404 404 404 -       tokens/<uuid:uuid>/revoke/
 post                302 404 302 404 404 404 -       tokens/<uuid:uuid>/revoke/
 get                 302 200 200 200 200 200 -       queues/
 get                 302 404 200 200 404 200 -       queues/<uuid:uuid>/
-get                 302 404 302 302 404 302 -       queues/<uuid:uuid>/chart/
 post                302 404 302 302 404 302 -       queues/<uuid:uuid>/dismiss/
 # No exchange is bound to the queue.
 get,post            302 404 200 200 404 200 -       queues/<uuid:uuid>/watch/

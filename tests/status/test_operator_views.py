@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.utils import timezone
@@ -113,6 +114,20 @@ def test_an_operator_releases_selected_queues(admin, braked_queues, guarded, man
     assert "2 to be deleted now" in words(admin.post(PASS))
     assert deleter.run().deleted == 2
     assert queue_names(management, guarded) == {"long-1"}
+
+
+def test_an_operator_keeps_a_blocked_queue(admin, braked_queues, guarded, management):
+    queue = Queue.objects.get(name="long-1")
+    assert "too many at once just now" in words(admin.get(BRAKE))
+    page = admin.post(BRAKE, {"keep": queue.uuid.hex}, follow=True)
+    assert f"You keep long-1 in {guarded}. It is unbounded now" in words(page)
+    assert "too many at once, kept" in words(page)
+    release(admin)
+    admin.post(PASS)
+    assert deleter.run().deleted == 2
+    assert queue_names(management, guarded) == {"long-1"}
+    for unknown in ("x", str(uuid4())):
+        assert admin.post(BRAKE, {"keep": unknown}).status_code == 400
 
 
 def test_a_release_without_a_selected_queue_is_400_and_an_expired_one_409(admin, braked_queues, monkeypatch):

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
 from agents.models import Sweep
-from core.formatting import rate_in_words
+from core.formatting import short_rate
 from core.models import Removal
 from notifications.models import Notification
 from queues.guard.consumer_health import _as_stored
@@ -213,7 +213,7 @@ def test_the_fastest_growing_queues_are_first_with_the_rate_of_a_warning(guarded
     assert [line.name for line in found] == ["over", "fast", "slow"]
     for line in found:
         recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
-        assert line.figure == rate_in_words(recipients["per_second"])
+        assert line.figure == short_rate(recipients["per_second"])
     assert [line.more.partition(", ")[2] for line in found] == [
         "over its deletion limit", "at its deletion limit in 60 seconds", "at its deletion limit in 2 hours",
     ]  # fmt: skip
@@ -277,15 +277,18 @@ def test_queues_with_stalled_consumers_are_listed_with_owner_and_duration(visit,
     ):  # fmt: skip
         since = minutes_ago(minutes, now)
         make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_notified_at": since, **more})
-    assert "Guardian does not check consumers" in visit().text
+    make_queue("unnoticed", consumers=1, stalled_since=minutes_ago(6, now), diagnosis="stalled")
+    no_notification = "Owners get no notification of stalled consumers"
+    assert no_notification in visit().text
     settings.GUARDIAN_STALLED_MINUTES = 5
     stalled = overview.overview(now)["stalled"]
     assert [(line.name, line.figure.partition(",")[0]) for line in stalled.shown] == [
-        ("builds", "owner alice"), ("later", "owner nobody"),
+        ("builds", "owner alice"), ("later", "owner nobody"), ("unnoticed", "owner nobody"),
     ]  # fmt: skip
-    assert (stalled.number, stalled.more) == (2, 0)
+    assert (stalled.number, stalled.more) == (3, 0)
     text = visit().text
-    assert "Stalled consumers: 2</h3>" in text
+    assert "Stalled consumers: 3</h3>" in text
+    assert no_notification not in text
     assert "owner alice, 3 messages, nothing acknowledged for 12 minutes</td>" in text
 
 
