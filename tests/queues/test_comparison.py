@@ -279,37 +279,6 @@ def test_queues_in_an_agents_vhost_belong_to_its_owner(name):
     assert (changes.misnamed, changes.unpatterned) == ([], 0)
 
 
-def test_a_later_registration_is_stored_once():
-    agents, queues = of_agents("consumer_1", registered=["consumer_1"])
-    monitor = InMemoryMonitor(agents=Registrations(vhosts=agents.vhosts))
-    monitor.run(snapshot(*queues))
-    assert not monitor.rows[AGENTS, "consumer_1"].registered
-    monitor.agents = agents
-    assert [len(monitor.run(snapshot(*queues)).changed) for _ in range(2)] == [1, 0]
-    assert monitor.rows[AGENTS, "consumer_1"].registered
-
-
-@pytest.mark.parametrize("policy", ["report", "delete-unpatterned"])
-def test_a_registered_queue_is_warned_about_but_never_deletable(policy):
-    agents, _ = of_agents(registered=["consumer_1"])
-    monitor = InMemoryMonitor(replace(RULES, pulse_vhost=AGENTS, namespace_policy=policy), agents=agents)
-    changes = monitor.run(snapshot(listed_queue("consumer_1", 11, vhost=AGENTS)), force=True)
-    assert [(message.kind, message.queue.ownership) for message in changes.messages] == [
-        (MessageKind.WARNING, (None, BOB))
-    ]
-    assert not changes.deletable
-
-
-def test_a_long_orphan_is_deletable_until_it_is_registered():
-    agents, _ = of_agents(registered=["consumer_1"])
-    monitor = InMemoryMonitor(agents=Registrations(vhosts=agents.vhosts))
-    shot = snapshot(listed_queue("consumer_1", 11, vhost=AGENTS))
-    assert [one.queue.owner_id for one in monitor.run(shot).deletable] == [BOB]
-    monitor.agents = agents
-    assert not monitor.run(shot).deletable
-    assert monitor.rows[AGENTS, "consumer_1"].state == WARNED
-
-
 def test_a_registered_queue_vanishes_after_two_lists():
     agents, queues = of_agents("consumer_1", "consumer_2", registered=["consumer_1"])
     monitor = InMemoryMonitor(agents=agents)
@@ -392,8 +361,6 @@ def test_a_blocked_queue_that_was_warned_about_is_notified_once_more_and_then_as
     assert messages(12, seconds=901) == [MessageKind.SUMMARY]
     assert messages(12, seconds=901) == []
 
-
-# Changed settings
 
 NOTHING_GUARDED = replace(RULES, vhosts=frozenset())
 """The rules before the first pass over a broker."""
