@@ -186,9 +186,6 @@ def test_a_failed_start_leaves_no_row(publish, alice, settings):
     assert not MessageWatch.objects.exists()
 
 
-# The faces
-
-
 def test_the_page_shows_messages_as_they_arrive(publish, as_alice):
     started = as_alice.post("/exchanges/watch/", {"exchange": EVENTS, "routing_key": "build.#"})
     assert "0 messages shown, missed: unknown until RabbitMQ has counted" in as_alice.get(started["Location"]).text
