@@ -44,9 +44,7 @@ def test_all_nodes_recover_if_any_may_have_been_restarted(was_outage, nodes_unch
 @pytest.fixture
 def monitor():
     """Return a monitor that has warned about a long quorum queue and a long classic one."""
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("q", 7, type="quorum"), listed_queue("c", 7)))
-    return monitor
+    return InMemoryMonitor().after(snapshot(listed_queue("q", 7, type="quorum"), listed_queue("c", 7)))
 
 
 def run_recovering(monitor, **lengths):
