@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.rules.comparison import Observation, compare
-from queues.rules.messages_due import Timing, judge_kept
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     NO_REGISTRATIONS,
@@ -63,9 +62,9 @@ class InMemoryMonitor:
         self.earlier = Earlier(shot.nodes if shot.nodes_unchanged else frozenset(), changes.short_lists)
         return changes
 
-    def after(self, shot):
+    def after(self, shot, **options):
         """Run one pass, and return this monitor."""
-        self.run(shot)
+        self.run(shot, **options)
         return self
 
     def row(self, name):
@@ -324,14 +323,6 @@ def test_of_a_queue_that_is_the_deleters_only_the_length_is_recorded(length):
     assert monitor.row("a") == before._replace(ready=length)
 
 
-def test_a_missing_deletable_queue_without_a_sent_deletion_is_gone():
-    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", 11), listed_queue("b", 0)))
-    assert monitor.row("a").state == DELETING
-    first, second = (monitor.run(snapshot(listed_queue("b", 0))) for _ in range(2))
-    assert (first.deleted, second.deleted) == ([], [])
-    assert [row.name for row in second.gone] == ["a"]
-
-
 def test_past_the_brake_no_queue_is_deletable_and_all_are_warned_about():
     monitor = InMemoryMonitor(replace(RULES, brake=2))
     changes = monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 11), listed_queue("c", 11)))
@@ -434,14 +425,6 @@ def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
     assert monitor.rows["other", "queue/alice/a"].pulse_user_id is None
 
 
-def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
-    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", 11)))
-    queue, message = judge_kept(monitor.row("a")._replace(ready=7), Thresholds(5, 10), Timing(monitor.now, 900))
-    assert (queue.state, message.kind) == (WARNED, MessageKind.WARNING)
-    queue, message = judge_kept(monitor.row("a")._replace(ready=2), Thresholds(5, 10), Timing(monitor.now, 900))
-    assert (queue.state, message) == (OK, None)
-
-
 class TestOutdatedLengths:
     """Quorum queues are listed as of their last tick; only their ready count can be queried."""
 
@@ -460,12 +443,6 @@ class TestOutdatedLengths:
         monitor.run(snapshot(listed_queue("queue/alice/a", other, type="quorum")), seconds=8)
         monitor.earlier = monitor.earlier._replace(recovered=NODES)  # otherwise the next length is unknown, too
         assert not monitor.run(snapshot(held), seconds=8).deletable
-
-    def test_a_classic_queue_is_deletable_at_once(self):
-        held = listed_queue("queue/alice/a", 3, unacknowledged=40)
-        changes = InMemoryMonitor().run(snapshot(held))
-        assert len(changes.deletable) == 1
-        assert changes.unconfirmed == []
 
     def test_only_deletions_and_recoveries_need_a_confirmed_length(self):
         monitor = InMemoryMonitor()
