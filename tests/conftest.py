@@ -336,6 +336,18 @@ class Amqp:
             method, _, _ = self.channel.basic_get(name, auto_ack=True)
             assert method is not None, f"{name} has fewer messages than expected"
 
+    def ready(self, name: str) -> int:
+        """Return the number of ready messages of a queue."""
+        return self.channel.queue_declare(name, passive=True).method.message_count
+
+    def taken(self, name: str) -> list[tuple[Any, Any, bytes]]:
+        """Take all messages of a queue, and return each with its delivery and its properties."""
+        return list(iter(lambda: self.channel.basic_get(name, auto_ack=True), (None, None, None)))
+
+    def numbers(self, name: str) -> list[int]:
+        """Take all messages of a queue, and return their bodies as numbers."""
+        return [int(body) for _, _, body in self.taken(name)]
+
 
 @pytest.fixture
 def amqp(broker: Broker, vhost: str) -> Iterator[Amqp]:

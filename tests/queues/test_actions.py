@@ -1,5 +1,3 @@
-"""Actions of people on queues, on a real broker."""
-
 from functools import partial
 
 import pytest
@@ -10,9 +8,7 @@ from queues.actions import single
 from queues.guard.destroying import NotSent
 from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
-from rabbit.arguments import differences
-from rabbit.errors import BrokerUnavailable
-from tests.support.toolbox import AWAY, AWAY_AMQP, amqp_answers_lost, in_parallel, queue_names
+from tests.support.toolbox import amqp_answers_lost, in_parallel, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
@@ -58,15 +54,6 @@ def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amq
     assert events_with_owner(queue) == [("gone", None)]
 
 
-def test_without_the_broker_nothing_is_changed(queue, alice, settings):
-    settings.RABBIT_URL = AWAY_AMQP
-    for do in (single.delete_queue, single.purge_queue):
-        with pytest.raises(BrokerUnavailable):
-            do(queue, alice)
-    queue.refresh_from_db()
-    assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
-
-
 def test_after_a_lost_answer_the_decision_stays_recorded(queue, settings, broker, as_alice, monkeypatch):
     with amqp_answers_lost(broker, settings, monkeypatch, "queue_purge", "queue_delete"):
         for page in ("purge", "delete"):
@@ -75,15 +62,6 @@ def test_after_a_lost_answer_the_decision_stays_recorded(queue, settings, broker
             assert "so the outcome is unknown" in asked.text
             assert "The queue was not" not in asked.text
     assert events_with_owner(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
-
-
-def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
-    amqp.channel.basic_get(queue.name)  # one is unacknowledged now
-    single.purge_queue(queue, alice)
-    run_once()
-    queue.refresh_from_db()
-    assert (queue.ready, queue.unacknowledged) == (0, 1)
-    assert events_with_owner(queue) == [("purged", "alice@example.org")]
 
 
 def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, management, vhost):
@@ -113,9 +91,6 @@ def test_only_operators_purge_or_delete_a_registered_queue(queue, alice, operato
     assert queue_names(management, vhost) == {queue.name}
     single.delete_queue(queue, operator)
     assert queue_names(management, vhost) == set()
-
-
-# Limits
 
 
 def test_changed_limits_are_recorded_and_omitted_ones_stay(queue, operator, alice):
@@ -157,25 +132,6 @@ def test_setting_limits_keeps_what_a_pass_wrote_meanwhile(queue, operator):
     single.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
     queue.refresh_from_db()
     assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
-
-
-# Live details
-
-
-def test_live_details_come_from_the_broker(queue, amqp):
-    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
-    amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
-    amqp.publish(queue.name, 2)
-    live = single.live(queue)
-    assert (live.ready, live.consumers, differences({}, live.arguments)) == (5, 0, [])
-    assert [(binding.source, binding.routing_key) for binding in live.bindings] == [
-        ("exchange/alice/events", "build.#")
-    ]
-
-
-def test_without_the_broker_live_details_are_empty(queue, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    assert single.live(queue) == single.Live()
 
 
 def test_live_details_of_a_name_without_a_url_come_over_amqp(amqp):

@@ -1,5 +1,3 @@
-"""The REST API of queues, exchanges, channels and settings."""
-
 from datetime import datetime, time, timedelta
 from urllib.parse import quote
 
@@ -24,9 +22,6 @@ FIELDS = {
 def row(name, pulse_user=None, vhost="/", **facts):
     """Store a queue as a pass does."""
     return stored_queue(name, vhost=vhost, pulse_user=pulse_user, **{"ready": 1, "unacknowledged": 0, **facts})
-
-
-# Queues
 
 
 def test_a_queue_is_shown_with_all_its_fields(alice, pulse_user, settings):
@@ -71,14 +66,6 @@ def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
         assert "An agent registered this queue" in answer.json()["detail"]
 
 
-def test_unknown_values_of_a_queue_are_null(alice, operator):
-    queue = row("amq.gen-1", ready=None)
-    data = Program(operator).get(f"queues/{queue.uuid}/").json()
-    assert (data["length"], data["ready"], data["consumers"], data["pulse_user"]) == (None, None, None, None)
-    assert data["owners"] == []
-    assert Program(alice).get("queues/").json() == []
-
-
 def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, pulse_user):
     listed_at = timezone.now()
     Watch.objects.update_or_create(id=1, defaults={"listed_at": listed_at})
@@ -94,24 +81,16 @@ def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, pulse_
         assert timezone.datetime.fromisoformat(data) == expected, name
 
 
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        ({}, ["long", "short", "other"]),
-        ({"state": "gone"}, ["went"]),
-        ({"vhost": "elsewhere"}, ["other"]),
-        ({"pulse_user": "alice", "search": "ORT"}, ["short"]),
-        ({"ordering": "length"}, ["other", "short", "long"]),
-    ],
-)
-def test_queues_are_filtered_and_ordered(operator, pulse_user, query, names):
+def test_queues_are_filtered_and_ordered(operator, pulse_user):
     row("queue/alice/short", pulse_user, ready=2)
     row("queue/alice/long", pulse_user, ready=900, state="warned")
     row("elsewhere/other", vhost="elsewhere")
-    row("queue/alice/went", pulse_user, state="gone", ready=None)
-    answer = Program(operator).get("queues/", **query)
-    assert [data["name"].rpartition("/")[2] for data in answer.json()] == names
-    assert answer["X-Result-Count"] == str(len(names))
+    for query, names in (
+        ({}, ["queue/alice/long", "queue/alice/short", "elsewhere/other"]),
+        ({"pulse_user": "alice", "ordering": "length"}, ["queue/alice/short", "queue/alice/long"]),
+    ):
+        answer = Program(operator).get("queues/", **query)
+        assert ([data["name"] for data in answer.json()], answer["X-Result-Count"]) == (names, str(len(names)))
 
 
 @pytest.fixture
@@ -135,7 +114,7 @@ def test_a_queue_is_inspected_purged_and_deleted(alice, real, amqp, management, 
     ]  # fmt: skip
     assert live["upstream"] == []
     assert program.post(f"queues/{real.uuid}/purge/").status_code == 204
-    assert amqp.channel.queue_declare(real.name, passive=True).method.message_count == 0
+    assert amqp.ready(real.name) == 0
     assert program.delete(f"queues/{real.uuid}/").status_code == 204
     assert real.name not in [row["name"] for row in management.list_queues(vhost, {"disable_stats": "true"})]
     assert program.get(f"queues/{real.uuid}/").json()["state"] == "gone"
@@ -145,23 +124,11 @@ def test_a_queue_is_inspected_purged_and_deleted(alice, real, amqp, management, 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["delete", "purge"])
-def test_deleting_or_purging_a_vanished_queue_answers_404(alice, real, management, vhost, method):
+@pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("POST", "purge/")])
+def test_deleting_or_purging_a_vanished_queue_answers_404(alice, real, management, vhost, method, path):
     management.delete_queue(vhost, real.name)
-    program = Program(alice)
-    if method == "delete":
-        answer = program.delete(f"queues/{real.uuid}/")
-    else:
-        answer = program.post(f"queues/{real.uuid}/purge/")
+    answer = Program(alice).send(method, f"queues/{real.uuid}/{path}")
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
-
-
-def test_a_refusal_by_the_broker_answers_409_with_its_reason(alice, pulse_user, guarded, amqp, vhost):
-    amqp.channel.queue_declare("queue/alice/mine", exclusive=True)
-    queue = row("queue/alice/mine", pulse_user, vhost=vhost, exclusive=True)
-    answer = Program(alice).delete(f"queues/{queue.uuid}/")
-    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
-    assert "exclusive" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -231,9 +198,6 @@ def test_events_have_pages_with_the_newest_first(alice, pulse_user, operator):
     assert answer.json()[0]["by"] == "ops@example.org"
 
 
-# Exchanges
-
-
 def test_exchanges_with_any_name_are_listed_and_deleted(alice, pulse_user, guarded, management, vhost, settings):
     strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
     names = [f"exchange/alice/{name}" for name in strange]
@@ -264,9 +228,6 @@ def test_deleting_an_exchange_needs_its_name(alice, pulse_user, query):
     assert (answer.status_code, list(answer.json())) == (400, ["name"])
 
 
-# Channels and settings
-
-
 def test_a_channels_url_is_not_shown(alice, bob, caplog):
     program = Program(alice)
     created = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
@@ -283,21 +244,6 @@ def test_a_channels_url_is_not_shown(alice, bob, caplog):
     assert Program(bob).get("channels/").json() == []
     assert program.delete(f"channels/{data['uuid']}/").status_code == 204
     assert not Channel.objects.exists()
-
-
-def test_an_invalid_channel_url_is_refused(alice):
-    answer = Program(alice).post("channels/", {"name": "chat", "url": "https://127.0.0.1/"})
-    assert (answer.status_code, list(answer.json())) == (400, ["url"])
-
-
-def test_a_test_of_a_channel_that_does_not_respond_answers_409(alice, settings):
-    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    program = Program(alice)
-    created = program.post("channels/", {"name": "chat", "url": "https://127.0.0.1:1/hooks/secret-word"}).json()
-    answer = program.post(f"channels/{created['uuid']}/test/")
-    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
-    assert "secret-word" not in answer.text
-    assert program.get(f"channels/{created['uuid']}/").json()["last_error"]
 
 
 def test_settings_are_shown_and_changed(alice):
@@ -330,9 +276,6 @@ def test_invalid_settings_are_refused_on_their_field(alice, body, field):
     assert (answer.status_code, list(answer.json())) == (400, [field])
     alice.refresh_from_db()
     assert (alice.quiet_from, alice.time_zone, alice.weekly_summary) == (None, "UTC", True)
-
-
-# Concurrent changes
 
 
 def test_concurrent_changes_of_limits_are_both_kept(operator, pulse_user, monkeypatch):

@@ -14,7 +14,7 @@ from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
 from tests.support.faults import once_before
-from tests.support.toolbox import Killed, broker_version, queue_lengths, stored_queue, wait_until_equal
+from tests.support.toolbox import Killed, broker_version, queue_lengths, raising, stored_queue, wait_until_equal
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -138,18 +138,11 @@ def test_a_message_without_a_delivery_left_is_in_the_queue_or_in_an_archive(
         assert timedelta(hours=23) < one.expires - timezone.now() <= timedelta(days=1)
 
 
-def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs, monkeypatch):
+def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs):
     jobs.declare("quorum", **{"x-delivery-limit": 1})
     jobs.reject(1)
     jobs.fill(LIMIT + 10)
-    store = writing.store_batch
-
-    def store_and_die(*arguments):
-        store(*arguments)
-        raise Killed
-
-    monkeypatch.setattr(destroying, "store_batch", store_and_die)
-    with pytest.raises(Killed):
+    with raising(destroying, "store_batch", Killed, after=True), pytest.raises(Killed):
         run_once()
     wait_until_equal(jobs.lengths, {NAME: LIMIT + 9})
     Archive.objects.update(created=timezone.now() - writing.UNKNOWN_OUTCOME)

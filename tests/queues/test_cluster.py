@@ -330,9 +330,6 @@ def is_down(session, name):
     return False
 
 
-# Deletion during a fault
-
-
 def declare(node, name, kind, messages):
     """Declare a queue whose leader is on this node, with persistent messages."""
     arguments = next(arguments for one, _, arguments in KINDS if one == kind)

@@ -58,15 +58,12 @@ def start_consumer(amqp):
     amqp.connection.process_data_events()
 
 
-def store_without_consumers(broker_proxy, guarded, minutes=5):
-    """Store that the queue has had no consumer for these minutes."""
+def store_without_consumers(broker_proxy, guarded):
+    """Store that the queue has had no consumer for five minutes."""
     once.run_once()
     answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
     count_consumers()
-    let_minutes_pass(minutes=minutes)
-
-
-# The rule
+    let_minutes_pass(5)
 
 
 def consumer_state(**values):
@@ -121,9 +118,6 @@ def test_parking_and_delay_queues_need_no_consumer(name, is_notified):
     assert (alone.unattended_notified_at is not None) is is_notified
 
 
-# On the broker
-
-
 def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(amqp):
     amqp.queue(NAME, 3)
     once.run_once()
@@ -154,33 +148,19 @@ def count_until(true, connection: pika.BlockingConnection | None = None):
         count_consumers()
 
 
-def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(amqp, broker_proxy, guarded):
-    amqp.queue(NAME)
-    start_consumer(amqp)
-    store_without_consumers(broker_proxy, guarded)  # an outdated list
-    assert count_consumers() == 0
-    assert sent("alice@example.org") == []
-    assert stored_state()[2] is None
-
-
-def test_a_vanished_queue_is_not_notified_as_without_consumers(amqp, broker_proxy, guarded):
-    amqp.queue(NAME)
-    store_without_consumers(broker_proxy, guarded)
-    amqp.channel.queue_delete(NAME)
-    assert count_consumers() == 0
-    assert (sent("alice@example.org"), stored_state()[2]) == ([], None)
-
-
-@pytest.mark.parametrize("state", ["gone", "deleting"])
-def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
-    amqp, broker_proxy, guarded, monkeypatch, state
+@pytest.mark.parametrize("meanwhile", ["a consumer started", "it was deleted", "gone", "deleting"])
+def test_a_queue_that_changed_since_the_list_is_not_notified_as_without_consumers(
+    amqp, broker_proxy, guarded, monkeypatch, meanwhile
 ):
     amqp.queue(NAME)
+    if meanwhile == "a consumer started":
+        start_consumer(amqp)
     store_without_consumers(broker_proxy, guarded)
-    call_after(monkeypatch, consumer_health, "_gather_facts", lambda: Queue.objects.update(state=state))
-    assert count_consumers() == 0
-    assert sent("alice@example.org") == []
-    assert stored_state()[2] is None
+    if meanwhile == "it was deleted":
+        amqp.channel.queue_delete(NAME)
+    elif meanwhile in Queue.State.values:
+        call_after(monkeypatch, consumer_health, "_gather_facts", lambda: Queue.objects.update(state=meanwhile))
+    assert (count_consumers(), sent("alice@example.org"), stored_state()[2]) == (0, [], None)
 
 
 def test_a_recovery_is_notified_only_after_a_recheck(amqp, broker_proxy, guarded):
@@ -226,9 +206,7 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
 
 def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
-    once.run_once()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
-    count_consumers()
+    store_without_consumers(broker_proxy, guarded)
     before = stored_state()
     for partial in (
         listing(),
@@ -249,9 +227,7 @@ def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarde
 
 def test_an_unavailable_broker_changes_nothing_and_is_logged_once(amqp, broker_proxy, guarded, settings, caplog):
     amqp.queue(NAME)
-    once.run_once()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
-    count_consumers()
+    store_without_consumers(broker_proxy, guarded)
     before = stored_state()
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     caplog.set_level(logging.INFO)
@@ -272,9 +248,6 @@ def test_two_concurrent_counts_run_once(amqp, broker_proxy, guarded):
         assert stored_state()[0] is None
     count_consumers()
     assert stored_state()[0] == 4
-
-
-# Stalled
 
 
 AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
@@ -417,17 +390,6 @@ def test_without_message_statistics_stalls_are_not_judged(amqp, broker_proxy, gu
 BOTH_KINDS = pytest.mark.parametrize(
     ("row", "consumers"), [(listed_row, 0), (working_row, 1)], ids=["unattended", "stalled"]
 )
-
-
-@BOTH_KINDS
-def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, row, consumers):
-    amqp.queue(NAME)
-    once.run_once()
-    answer(broker_proxy, listing(row(guarded, NAME, consumers)))
-    count_consumers()
-    Queue.objects.update(state="gone")
-    count_consumers()
-    assert (stored_state(), stored_stall()) == (NOTHING, NOTHING)
 
 
 @BOTH_KINDS

@@ -18,8 +18,8 @@ from queues.guard import deleter, monitor, once
 from queues.guard.deleter_threads import keep_connection
 from queues.guard.destroying import Target
 from queues.models import Archive, Queue, QueueEvent, Watch
-from rabbit.amqp import Session
-from tests.support.toolbox import queue_names, sent, wait_until
+from tests.support.faults import once_after, once_before
+from tests.support.toolbox import queue_events, queue_names, sent, wait_until
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -223,14 +223,11 @@ def test_slow_facts_about_one_queue_delay_no_other_deletion(users, alice, bob, a
 
 
 def test_a_worker_that_stops_begins_no_more_deletions(amqp, guarded, monkeypatch):
-    monkeypatch.setattr(tasks, "_is_stopping", bytearray(1))
-    store = deleter.destroying.store_batch
-
-    def stop_and_store(archive, batch):
+    def stop():
         signals.worker_shutting_down.send("worker", sig="SIGTERM", how="Warm", exitcode=0)
-        store(archive, batch)
 
-    monkeypatch.setattr(deleter.destroying, "store_batch", stop_and_store)
+    monkeypatch.setattr(tasks, "_is_stopping", bytearray(1))
+    once_before(monkeypatch, "the first batch", stop)
     for name in ("a", "b"):
         amqp.queue(name, 11)
     monitor.run_pass()
@@ -276,34 +273,19 @@ def test_a_queue_with_twice_its_limit_that_has_waited_is_deleted_without_a_copy(
 def test_a_list_that_was_begun_before_an_outcome_says_nothing(amqp, guarded, monkeypatch, management):
     amqp.queue("a", 11)
     monitor.run_pass()
-    take = monitor.snapshot.take
-
-    def take_and_delete(*arguments):
-        listing = take(*arguments)
-        assert deleter.run().deleted == 1
-        return listing
-
-    with monkeypatch.context() as patch:
-        patch.setattr(monitor.snapshot, "take", take_and_delete)
-        monitor.run_pass()
-    assert Queue.objects.get().state == "gone"
-    assert list(QueueEvent.objects.order_by("id").values_list("kind", flat=True)) == ["condemned", "deleted"]
+    outcomes = []
+    once_after(monkeypatch, "the list", lambda: outcomes.append(deleter.run().deleted))
+    monitor.run_pass()
+    assert (outcomes, Queue.objects.get().state, queue_events("a")) == ([1], "gone", ["condemned", "deleted"])
     assert queue_names(management, guarded) == set()
 
 
 def test_a_queue_that_takes_long_is_not_deleted_by_a_limit_that_was_raised_meanwhile(
-    users, alice, amqp, guarded, monkeypatch, management
+    users, alice, amqp, guarded, monkeypatch
 ):
     users(alice, "alice")
     amqp.queue("queue/alice/builds", 11)
-    store = deleter.destroying.store_batch
-
-    def store_and_raise(archive, batch):
-        Queue.objects.update(max_length=20)
-        store(archive, batch)
-
-    monkeypatch.setattr(deleter.destroying, "store_batch", store_and_raise)
+    once_before(monkeypatch, "the first batch", lambda: Queue.objects.update(max_length=20))
     report = once.run_once()
-    assert (report.deleted, report.kept) == (0, 1)
-    assert Session(deleter.broker.amqp_url(), guarded).declare_passively("queue/alice/builds").ready == 11
+    assert (report.deleted, report.kept, amqp.ready("queue/alice/builds")) == (0, 1, 11)
     assert not Archive.objects.exists()

@@ -47,9 +47,6 @@ def limits_of(queue):
     return queue.unbounded, queue.warn_length, queue.max_length
 
 
-# What a change deletes
-
-
 def test_a_lowered_limit_deletes_a_queue_above_it_but_not_one_at_it(operator, queue):
     single.set_limits(queue, operator, warn_length=1, max_length=LONG)
     with pytest.raises(ConfirmationRequired) as asked:
@@ -145,24 +142,6 @@ def test_the_longest_queues_are_the_examples(operator, pulse_user):
     assert [one["messages"] for one in effect["examples"]] == list(range(124, 104, -1))
 
 
-def test_the_next_pass_deletes_what_was_shown_after_it_is_confirmed(operator, pulse_user, amqp, guarded, management):
-    for name, messages in (("long", 8), ("longer", 9), ("short", 3)):
-        amqp.queue(f"queue/alice/{name}", messages)
-    run_once()
-    program, body = Program(operator), {"warn_length": 2, "max_length": 5}
-    asked = program.patch("pulse-users/alice/", body).json()
-    run_once()
-    assert len(queue_names(management, guarded)) == 3
-    assert program.patch("pulse-users/alice/", {**body, "confirm": asked["confirm"]}).status_code == 200
-    run_once()
-    shown = {one["name"] for one in asked["effect"]["examples"]}
-    assert queue_names(management, guarded) == {"queue/alice/short"}
-    assert shown == {"queue/alice/long", "queue/alice/longer"}
-
-
-# The confirmation
-
-
 def asked_by(program, path, body):
     """Return the confirmation that a change needs."""
     answer = program.patch(path, body)
@@ -256,9 +235,11 @@ def lower(operator, pulse_user, queue):
     )
 
 
-def test_another_number_of_messages_does_not_ask_again(lower):
+@pytest.mark.parametrize("ready", [7000, 5], ids=["more messages", "fewer queues"])
+def test_more_messages_or_fewer_queues_than_confirmed_do_not_ask_again(lower, pulse_user, queue, ready):
+    store("queue/alice/second", pulse_user=pulse_user)
     confirmation = lower().json()["confirm"]
-    Queue.objects.update(ready=7000)
+    Queue.objects.filter(pk=queue.pk).update(ready=ready)
     assert lower(confirmation).status_code == 200
 
 
@@ -272,13 +253,6 @@ def test_another_queue_in_the_effect_asks_again(lower, pulse_user):
     pulse_user.refresh_from_db()
     assert pulse_user.max_length is None
     assert lower(asked.json()["confirm"]).status_code == 200
-
-
-def test_fewer_queues_than_confirmed_do_not_ask_again(lower, pulse_user, queue):
-    store("queue/alice/second", pulse_user=pulse_user)
-    confirmation = lower().json()["confirm"]
-    Queue.objects.filter(pk=queue.pk).update(ready=5)
-    assert lower(confirmation).status_code == 200
 
 
 def test_a_queue_that_grows_while_the_change_waits_for_its_row_is_in_the_effect(operator, transactional_db, pulse_user):
@@ -314,9 +288,6 @@ def test_two_operators_confirm_the_same_change_at_once(operator, transactional_d
     assert QueueEvent.objects.filter(kind="adjusted").count() == 1
 
 
-# The API
-
-
 def test_an_unconfirmed_change_of_a_pulse_user_leaves_its_other_fields(operator, alice, bob, pulse_user, queue):
     body = {"owners": ["bob@example.org"], "notification_emails": ["team@example.org"], "max_length": 20}
     program = Program(operator)
@@ -329,14 +300,12 @@ def test_an_unconfirmed_change_of_a_pulse_user_leaves_its_other_fields(operator,
 
 
 @pytest.fixture
-def live_pulse_user(pulse_user, management, guarded, amqp):
+def live_pulse_user(pulse_user, create_pulse_user, guarded, amqp):
     """Return Alice's Pulse user on the broker, with a queue that a pass has listed."""
-    management.put_user("alice", "irrelevant")
+    create_pulse_user("alice", exactly=True)
     amqp.queue("queue/alice/builds", 3)
     run_once()
-    yield pulse_user
-    if "alice" in {user.name for user in management.users()}:
-        management.delete_user("alice")
+    return pulse_user
 
 
 def test_a_pulse_user_with_queues_is_deleted_after_a_confirmation(
@@ -421,9 +390,6 @@ def test_only_who_may_make_a_change_learns_its_effect(change, alice, bob, queue)
     assert limits_of(queue) == (False, None, None)
 
 
-# The pages
-
-
 def sent_again(page):
     """Return the hidden fields of the page, as a browser sends them."""
     hidden = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', page.text)
@@ -471,9 +437,6 @@ def test_the_page_of_a_deletion_shows_the_messages_first(as_alice, live_pulse_us
     assert "This deletes 2 queues with 4 messages." in page.text
     assert as_alice.post(path, {**sent_again(page), "name": "alice"}).status_code == 302
     assert queue_names(management, guarded) == set()
-
-
-# The admin
 
 
 AGENTS_FACES = [
@@ -547,9 +510,6 @@ def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(as_alic
     assert AuthToken.objects.exists()
     assert as_alice.post(path, {"confirm": confirmation_in(page), "typed": "nightly"}).status_code == 302
     assert not AuthToken.objects.exists()
-
-
-# Callers inside Guardian
 
 
 def test_one_confirmed_removal_covers_several_pulse_users(operator, pulse_user, queue):

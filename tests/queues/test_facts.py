@@ -40,19 +40,14 @@ def routing_keys(feeds):
 ALL = {f"q{number}": [f"build.{number}"] for number in range(QUEUES)}
 
 
-def test_bindings_of_few_queues_are_requested_one_by_one(management, broker, queues):
+# One by one: the bindings and the arguments of each queue, two kinds of policies, and the bindings of the exchange.
+@pytest.mark.parametrize(("fewer", "requests"), [(0, 2 * QUEUES + 2 + 1), (1, 2 + 2)], ids=["few", "many"])
+def test_bindings_and_arguments_of_many_queues_are_listed_in_one_request_each(
+    management, broker, queues, fewer, requests
+):
     with counted_requests() as sent:
-        feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
-    # The bindings and the arguments of each queue, two kinds of policies, and the bindings of the exchange.
-    assert len(sent) == 2 * QUEUES + 2 + 1
-    assert routing_keys(feeds) == ALL
-
-
-def test_bindings_and_arguments_of_many_queues_are_listed_in_one_request_each(management, broker, queues):
-    with counted_requests() as sent:
-        feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST - 1)
-    assert len(sent) == 2 + 2
-    assert routing_keys(feeds) == ALL
+        feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST - fewer)
+    assert (len(sent), routing_keys(feeds)) == (requests, ALL)
 
 
 def test_a_broker_lost_meanwhile_is_not_queried_for_the_rest(proxied_management, proxy, broker, queues, monkeypatch):

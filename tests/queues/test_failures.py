@@ -31,12 +31,14 @@ from tests.support.proxy import Proxy, http_answer
 from tests.support.toolbox import (
     AWAY_AMQP,
     amqp_answers_lost,
+    calling_first,
     disk_alarm,
     login_without_configure,
     memory_alarm,
     queue_events,
     queue_names,
     queue_row,
+    raising,
     sent,
     wait_until,
     wait_until_equal,
@@ -141,21 +143,16 @@ def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(bu
     assert queue_events(builds) == ["condemned", "gone"]
 
 
-@pytest.mark.parametrize("by", ["the queue's limit", "the Pulse user's limit", "unbounded"])
-def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, management, guarded, by):
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [(Queue, {"max_length": 20}), (PulseUser, {"max_length": 20}), (Queue, {"unbounded": True})],
+    ids=["the queue's limit", "the Pulse user's limit", "unbounded"],
+)
+def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, management, guarded, model, limit):
     for name, length in (("first", 12), ("second", 11)):
         amqp.queue(f"queue/alice/{name}", length)
     PulseUser.objects.update(max_length=10)
-    delete = Fetch.delete_queue
-
-    def delete_and_spare(self):
-        if by == "the Pulse user's limit":
-            PulseUser.objects.update(max_length=20)
-        else:
-            Queue.objects.update(**({"unbounded": True} if by == "unbounded" else {"max_length": 20}))
-        return delete(self)
-
-    monkeypatch.setattr(Fetch, "delete_queue", delete_and_spare)
+    once_before(monkeypatch, "the deletion", lambda: model.objects.update(**limit))
     report = once.run_once()
     assert (report.deleted, report.kept, report.errors) == (1, 1, [])
     assert once.run_once().deleted == 0
@@ -164,15 +161,8 @@ def test_a_queue_spared_while_others_are_deleted_stays(amqp, monkeypatch, manage
     assert sorted(sent("alice@example.org")) == ["deletion", "warning"]
 
 
-def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(builds, monkeypatch, management):
-    delete = Fetch.delete_queue
-
-    def delete_and_declare(self):
-        deleted = delete(self)
-        management.declare_queue(self.vhost, self.name)
-        return deleted
-
-    monkeypatch.setattr(Fetch, "delete_queue", delete_and_declare)
+def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(builds, guarded, monkeypatch, management):
+    once_after(monkeypatch, "the deletion", lambda: management.declare_queue(guarded, builds))
     assert once.run_once().deleted == 1
     once.run_once()
     assert sent("alice@example.org") == ["deletion"]
@@ -193,25 +183,12 @@ def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue
     assert (facts["archived"], facts["dropped"]) == (11, 0)
 
 
-@pytest.mark.parametrize("when", ["before the second look", "at the second request"])
-def test_a_deletion_carried_out_after_its_timeout_is_notified_once(builds, amqp, monkeypatch, when):
+@pytest.mark.parametrize("step", ["the recheck", "the deletion"])
+def test_a_deletion_carried_out_after_its_timeout_is_notified_once(builds, amqp, monkeypatch, step):
     amqp.queue("another")
-    delete = Fetch.delete_queue
-
-    def time_out(self):
-        raise BrokerUnavailable("no answer", timed_out=True)
-
-    def carry_out_late(self):
-        amqp.channel.queue_delete(self.name)
-        return delete(self)
-
-    monkeypatch.setattr(Fetch, "delete_queue", time_out)
-    assert once.run_once().deleted == 0
-    if when == "at the second request":
-        monkeypatch.setattr(Fetch, "delete_queue", carry_out_late)
-    else:
-        monkeypatch.setattr(Fetch, "delete_queue", delete)
-        once_before(monkeypatch, "the recheck", lambda: amqp.channel.queue_delete(builds))
+    with raising(Fetch, "delete_queue", BrokerUnavailable("no answer", timed_out=True)):
+        assert once.run_once().deleted == 0
+    once_before(monkeypatch, step, lambda: amqp.channel.queue_delete(builds))
     assert sum(once.run_once().deleted for _ in range(4)) == 1
     assert sent("alice@example.org") == ["deletion"]
 
@@ -316,13 +293,10 @@ def test_a_pass_that_lost_its_lease_deletes_nothing_and_says_so(builds, monkeypa
     assert queue_names(management, guarded) == {builds}
 
 
-def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(builds, monkeypatch):
-    def gone(*_, **__):
-        expire_lease()
-        raise NotOnBroker("no such queue")
-
-    monkeypatch.setattr(Fetch, "delete_queue", gone)
-    assert once.run_once().deleted == 0
+def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(builds):
+    gone = raising(Fetch, "delete_queue", NotOnBroker("no such queue"))
+    with gone, calling_first(Fetch, "delete_queue", expire_lease):
+        assert once.run_once().deleted == 0
     assert Queue.objects.get().state == "deleting"
 
 
@@ -339,7 +313,7 @@ def test_messages_published_after_a_purge_survive_a_slow_network(
         once_after(monkeypatch, "the recheck", purge_and_publish)
         report = once.run_once()
     assert (report.deleted, report.kept, report.errors) == (0, 1, [])
-    assert amqp.channel.queue_declare(builds, passive=True).method.message_count == 1
+    assert amqp.ready(builds) == 1
     assert once.run_once().deleted == 0
     assert Queue.objects.get().state == "ok"
     assert sent("alice@example.org") == []
@@ -505,11 +479,6 @@ def publish(node, name, messages, properties=None):
     amqp.connection.close()
 
 
-def bodies(node, name):
-    channel = Amqp(node.amqp_url, "/").channel
-    return [int(body) for _, _, body in iter(lambda: channel.basic_get(name, auto_ack=True), (None, None, None))]
-
-
 @pytest.mark.parametrize("alarm", [memory_alarm, disk_alarm])
 def test_a_replay_waits_for_the_end_of_an_alarm(guarded_node, start_replay, alarm):
     started = start_replay()
@@ -518,7 +487,7 @@ def test_a_replay_waits_for_the_end_of_an_alarm(guarded_node, start_replay, alar
     started.refresh_from_db()
     assert (started.state, started.sent, started.in_flight) == ("running", 0, 0)
     assert replay.run_due() == 7
-    assert bodies(guarded_node, "queue/alice/jobs") == list(range(7))
+    assert Amqp(guarded_node.amqp_url, "/").numbers("queue/alice/jobs") == list(range(7))
 
 
 def test_an_alarm_in_the_middle_of_a_replay_repeats_one_batch(guarded_node, start_replay, monkeypatch):
@@ -534,7 +503,7 @@ def test_an_alarm_in_the_middle_of_a_replay_repeats_one_batch(guarded_node, star
     assert replay.run_due() == 5
     started.refresh_from_db()
     assert (started.state, started.sent, started.repeated) == ("done", 7, 2)
-    arrived = bodies(guarded_node, "queue/alice/jobs")
+    arrived = Amqp(guarded_node.amqp_url, "/").numbers("queue/alice/jobs")
     assert list(dict.fromkeys(arrived)) == list(range(7))
     assert len(arrived) <= 9
 

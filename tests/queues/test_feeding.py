@@ -106,9 +106,6 @@ def test_a_queues_page_shows_header_arguments_and_the_path_to_the_first_exchange
     assert 'exchange/alice/first to exchange/alice/middle</th><td class="wrap">order.#' in page
 
 
-# The broker's limit
-
-
 def limit_on_broker(management, vhost, **definition):
     definition = {name.replace("_", "-"): value for name, value in definition.items()}
     management._exchange("PUT", ("policies", vhost, "bounded"), json={"pattern": "^queue/", "definition": definition})

@@ -325,9 +325,6 @@ def test_quiet_hours_defer_the_warnings_of_a_group_but_not_its_deletions(pulse_u
     assert undelivered_mails(mailbox.mails) == []
 
 
-# Threads
-
-
 def threads(mailbox, address="alice@example.org"):
     """Return the thread of each mail to this address, by its subject."""
     for mail in mailbox.to(address):

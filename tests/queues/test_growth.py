@@ -1,5 +1,3 @@
-"""How fast a queue grows, and when it reaches its deletion limit."""
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -50,9 +50,6 @@ def test_a_good_run_breaks_no_invariant(after_pass, management, mailbox):
     assert QueueEvent.objects.filter(kind="deleted").count() == 1
 
 
-# Notifications
-
-
 DAY = timedelta(days=1)
 
 
@@ -65,10 +62,7 @@ DAY = timedelta(days=1)
         ({"deferred_until": timezone.now() + DAY}, None),
         ({"state": "failed", "last_error": claims.REPLACED}, None),
         ({"state": "failed", "attempts": retries.MIN_ATTEMPTS, "created": timezone.now() - 2 * DAY}, None),
-        (
-            {"state": "failed", "last_error": "KeyError('queue')", "attempts": 1},
-            "was given up after 1 attempts: K",
-        ),
+        ({"state": "failed", "last_error": "KeyError('queue')", "attempts": 1}, "was given up after 1 attempts: K"),
     ],
     ids=["unsent", "retried", "deferred by quiet hours", "replaced", "tried for a day", "given up for a wrong reason"],
 )
@@ -120,9 +114,6 @@ def test_mails_that_arrived_twice_or_never_or_have_no_notification_are_found(aft
     assert any(breach.endswith("has no notification") for breach in invariants.duplicate_mails(mailbox.mails))
 
 
-# Deletions
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("details", "why"),
@@ -144,9 +135,6 @@ def test_a_deletion_for_its_name_follows_the_policy(after_pass, settings):
     assert len(invariants.deleted_below_maximum()) == 1
     settings.GUARDIAN_NAMESPACE_POLICY = "delete-misnamed"
     assert invariants.deleted_below_maximum() == []
-
-
-# Database and broker
 
 
 def test_a_row_that_differs_from_the_broker_is_found_unless_its_queue_is_ignored(

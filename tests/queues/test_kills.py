@@ -68,14 +68,6 @@ def archived(name):
     return [[int(message.body) for _, message in reading.messages(one)] for one in kept]
 
 
-def taken(amqp, name):
-    """Take all messages of a queue, and return their bodies."""
-    found = []
-    while (got := amqp.channel.basic_get(name, auto_ack=True))[0] is not None:
-        found.append(int(got[2]))
-    return found
-
-
 def kill_after_each_effect(do, prepare, check):
     """Kill ``do`` after one effect, after two, and so on, and check what follows. Return the number of kills.
 
@@ -126,7 +118,7 @@ def test_a_killed_deletion_or_purge_by_a_person_loses_no_message(do, amqp, alice
 
     def check(queue, death):
         kept = [body for one in archived(queue.name) for body in one]
-        left = taken(amqp, queue.name) if queue.name in queue_names(management, guarded) else []
+        left = amqp.numbers(queue.name) if queue.name in queue_names(management, guarded) else []
         assert sorted({*kept, *left}) == list(range(5)), death.effects
         assert kept in ([], list(range(5))), death.effects
         if do is single.delete_queue:
@@ -146,7 +138,7 @@ def test_a_killed_replay_is_finished_and_reports_what_it_repeated(amqp, alice, m
     def check(started, death):
         started.refresh_from_db()
         assert (started.state, started.sent, started.in_flight) == ("done", 5, 0), death.effects
-        arrived = taken(amqp, name)
+        arrived = amqp.numbers(name)
         assert list(dict.fromkeys(arrived)) == list(range(5)), death.effects
         assert len(arrived) - 5 <= started.repeated <= replay.BATCH, death.effects
 
@@ -161,15 +153,12 @@ def test_a_killed_move_is_finished_and_loses_no_message(type_, amqp, alice, monk
     monkeypatch.setattr(moving, "BATCH", 2)
     monkeypatch.setattr(moving, "FIRST_BATCH", 2)
 
-    def ready(name):
-        return amqp.channel.queue_declare(name, passive=True).method.message_count
-
     def prepare(number):
         names = f"queue/alice/from-{number}", f"queue/alice/to-{number}"
         for name in names:
             amqp.queue(name, arguments={"x-queue-type": type_})
         amqp.publish(names[0], 5)
-        wait_until_equal(lambda: ready(names[0]), 5)
+        wait_until_equal(lambda: amqp.ready(names[0]), 5)
         once.run_once()
         return names, moving.start(Queue.objects.get(name=names[0]), alice, moving.Target(queue=names[1]))
 
@@ -177,7 +166,7 @@ def test_a_killed_move_is_finished_and_loses_no_message(type_, amqp, alice, monk
         (source, target), move = prepared
         move.refresh_from_db()
         assert (move.state, move.error, move.in_flight) == ("done", "", 0), death.effects
-        arrived, left = taken(amqp, target), taken(amqp, source)
+        arrived, left = amqp.numbers(target), amqp.numbers(source)
         assert sorted({*arrived, *left}) == list(range(5)), death.effects
         assert len(arrived) + len(left) - 5 <= move.repeated <= moving.BATCH, death.effects
         assert len(left) <= move.repeated, death.effects

@@ -1,5 +1,3 @@
-"""Owners ask for a higher deletion limit, and operators decide."""
-
 from datetime import timedelta
 
 import pytest

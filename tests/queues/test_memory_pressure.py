@@ -15,7 +15,7 @@ from rabbit.errors import BrokerUnavailable
 from rabbit.memory import NodeMemory
 from tests.queues.test_comparison import InMemoryMonitor, listed_queue, snapshot
 from tests.support.counting import counted_requests
-from tests.support.toolbox import broker_version, queue_names, wait_until
+from tests.support.toolbox import broker_version, queue_names, raising, wait_until
 
 MIB = 2**20
 FULL = {"rabbit@one": NodeMemory(1000 * MIB, 1000 * MIB)}
@@ -66,9 +66,6 @@ def test_only_queues_on_the_node_under_pressure_are_deletable():
     assert deletable({"heavy": (50, 500 * MIB)}, nodes=nodes) == set()
 
 
-# With a broker
-
-
 @pytest.fixture
 def under_pressure(guarded, settings, monkeypatch, management):
     """Select the policy, and have it consider any use of memory as pressure."""
@@ -105,12 +102,9 @@ def test_pressure_costs_one_request_and_none_for_half_a_minute_after_a_deletion(
     assert costs == [2, 1, 2]
 
 
-def test_a_pass_goes_on_if_the_memory_of_queues_cannot_be_listed(amqp, guarded, under_pressure, monkeypatch):
-    def fail(*_):
-        raise BrokerUnavailable("the broker is overloaded")
-
+def test_a_pass_goes_on_if_the_memory_of_queues_cannot_be_listed(amqp, guarded, under_pressure):
     amqp.queue("long", 81)
-    monkeypatch.setattr(memory, "of_queues", fail)
-    report = once.run_once()
+    with raising(memory, "of_queues", BrokerUnavailable("the broker is overloaded")):
+        report = once.run_once()
     assert report.deleted == 1
     assert "the memory of the queues could not be listed" in report.errors[0]

@@ -1,5 +1,3 @@
-"""Messages on pages: bodies are cut and never interpreted, properties are rows."""
-
 import json
 import time
 

@@ -1,5 +1,3 @@
-"""The pages and endpoints that move messages and send dead letters back."""
-
 import re
 
 import pytest
@@ -34,15 +32,8 @@ def publish(amqp, name, headers):
     amqp.channel.basic_publish("", name, b"1", retries.pika.BasicProperties(headers=headers))
 
 
-def ready(amqp, name):
-    return amqp.channel.queue_declare(name, passive=True).method.message_count
-
-
 def hidden(page):
     return dict(re.findall(r'<input type="hidden" name="(confirm|uuid)" value="([^"]+)"', page))
-
-
-# Moves
 
 
 def test_a_move_is_previewed_started_once_and_shown(dead, amqp, as_alice):
@@ -61,7 +52,7 @@ def test_a_move_is_previewed_started_once_and_shown(dead, amqp, as_alice):
     moving.run_due()
     assert as_alice.get(started.url, headers={"HX-Request": "true"}).headers["HX-Refresh"] == "true"
     assert "Done: 3 messages were moved." in as_alice.get(started.url).text
-    assert ready(amqp, TO) == 3
+    assert amqp.ready(TO) == 3
 
 
 def test_a_copy_says_that_it_marks_the_messages(dead, as_alice):
@@ -101,9 +92,6 @@ def test_the_result_says_what_became_of_the_messages(dead, as_alice, alice, fiel
     assert says in as_alice.get(f"/queues/{dead.uuid}/moves/{move.uuid}/").text
 
 
-# Dead letters
-
-
 def test_dead_letters_are_shown_with_the_reason_and_sent_back(dead, amqp, as_alice):
     address = f"/queues/{dead.uuid}/dead-letters/"
     assert address in as_alice.get(f"/queues/{dead.uuid}/").text
@@ -121,7 +109,7 @@ def test_dead_letters_are_shown_with_the_reason_and_sent_back(dead, amqp, as_ali
     started = as_alice.post(address, {**hidden(page), "group": group.replace("&quot;", '"')})
     moving.run_due()
     assert "Done: 2 messages were sent back. 2 others stayed" in as_alice.get(started.url).text
-    assert (ready(amqp, JOBS), ready(amqp, DEAD)) == (2, 2)
+    assert (amqp.ready(JOBS), amqp.ready(DEAD)) == (2, 2)
 
 
 def test_a_parked_message_shows_its_error_traceback_and_attempts(dead, amqp, as_alice):
@@ -149,7 +137,7 @@ def test_a_parked_message_shows_its_error_traceback_and_attempts(dead, amqp, as_
 def test_a_quorum_queue_says_why_nobody_looks(dead, amqp, as_alice):
     name = "queue/alice/quorum"
     amqp.queue(name, 1, arguments={"x-queue-type": "quorum"})
-    wait_until_equal(lambda: ready(amqp, name), 1)
+    wait_until_equal(lambda: amqp.ready(name), 1)
     run_once()
     address = f"/queues/{Queue.objects.get(name=name).uuid}/dead-letters/"
     page = as_alice.get(address).text
@@ -157,9 +145,6 @@ def test_a_quorum_queue_says_why_nobody_looks(dead, amqp, as_alice):
     started = as_alice.post(address, {**hidden(page), "count": "1"})
     moving.run_due()
     assert "Done: 0 messages were sent back. 1 other stayed" in as_alice.get(started.url).text
-
-
-# The REST API
 
 
 def test_a_program_moves_messages_and_reads_the_progress(dead, amqp, alice, bob):
@@ -190,7 +175,7 @@ def test_a_program_is_asked_before_it_sends_dead_letters_back(dead, amqp, alice)
     done = program.post(path, {"to": "origin", "confirm": asked.json()["confirm"], "groups": groups[:1]})
     assert done.status_code == 202
     moving.run_due()
-    assert (ready(amqp, JOBS), ready(amqp, DEAD)) == (2, 2)
+    assert (amqp.ready(JOBS), amqp.ready(DEAD)) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +192,6 @@ def test_a_program_is_asked_before_it_sends_dead_letters_back(dead, amqp, alice)
 def test_an_invalid_move_names_the_field(dead, alice, body, field):
     answer = Program(alice).post(f"queues/{dead.uuid}/move/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
-
-
-# In a browser
 
 
 def test_fifty_dead_letters_go_back_in_six_clicks_from_the_front_page(page, guarded, pulse_user, amqp, alice, settings):
@@ -229,4 +211,4 @@ def test_fifty_dead_letters_go_back_in_six_clicks_from_the_front_page(page, guar
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     moving.run_due()
     expect(page.get_by_role("status")).to_contain_text("Done: 50 messages were sent back.")  # it refreshes by itself
-    assert (ready(amqp, JOBS), ready(amqp, DEAD)) == (50, 0)
+    assert (amqp.ready(JOBS), amqp.ready(DEAD)) == (50, 0)

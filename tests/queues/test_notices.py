@@ -43,9 +43,6 @@ def in_a_week():
     return f"{timezone.now() + 7 * DAY:%Y-%m-%d}"
 
 
-# Mutes
-
-
 def test_an_owner_mutes_a_queue_on_its_page_and_only_they_see_it(warned, alice, bob):
     path = f"/queues/{warned.uuid}/"
     done = signed_in(alice).post(f"{path}mute/", {"set": "1", "until": in_a_week()}, follow=True)
@@ -102,9 +99,6 @@ def test_mutes_that_are_over_are_pruned(warned, alice):
     assert not SubjectMute.objects.exists()
 
 
-# Acknowledgements
-
-
 def test_an_acknowledgement_is_shown_to_co_owners_and_operators(warned, alice, bob, operator):
     done = signed_in(alice).post(f"/queues/{warned.uuid}/acknowledge/", follow=True)
     assert "nobody is reminded until the queue is back to normal" in done.text
@@ -135,9 +129,6 @@ def test_an_acknowledgement_outlives_its_owner(warned, alice, bob):
     notices.acknowledge(warned, bob)
     get_user_model().objects.get(pk=bob.pk).delete()
     assert "A former owner is on it" in signed_in(alice).get("/queues/").text
-
-
-# Passes
 
 
 @pytest.fixture
@@ -193,13 +184,6 @@ def test_a_pass_lets_a_warning_wait_for_the_hold_off(guarded, pulse_user, amqp, 
     Queue.objects.update(warned_since=timezone.now() - timedelta(minutes=10))
     once.run_once()
     assert sent("alice@example.org") == ["warning"]
-
-
-def test_a_deletion_is_notified_within_the_hold_off(guarded, pulse_user, amqp):
-    PulseUser.objects.update(hold_off_minutes=60)
-    amqp.queue("queue/alice/builds", 11)
-    once.run_once()
-    assert sent("alice@example.org") == ["deletion"]
 
 
 def test_the_hold_off_is_set_by_page_and_api_up_to_an_hour(pulse_user, alice, as_alice):

@@ -60,9 +60,6 @@ def api_client(owner):
     )
 
 
-# PostgreSQL
-
-
 @pytest.fixture
 def cluster(guarded):
     """Give the PostgreSQL server of the tests, which a test may stop; start it afterwards."""
@@ -264,9 +261,6 @@ def test_a_pass_ended_by_a_deadlock_is_done_by_the_next(cluster, amqp, guarded, 
     assert sent("alice@example.org") == ["warning", "warning"]
 
 
-# SQLite
-
-
 @pytest.fixture
 def full_disk(guarded):
     """Give a context manager in which SQLite's file cannot grow."""
@@ -332,9 +326,6 @@ def test_with_a_full_disk_reads_work_and_writes_are_503(full_disk, alice):
     assert browser.post("/api/tokens/", wanted, content_type="application/json").status_code == 201
 
 
-# The mail server
-
-
 def test_mails_arrive_after_a_cut_connection_with_few_duplicates(mailbox, settings):
     with Proxy("127.0.0.1", mailbox.port) as between:
         settings.EMAIL_PORT = between.port
@@ -355,9 +346,6 @@ def test_mails_arrive_after_a_cut_connection_with_few_duplicates(mailbox, settin
         missing_notifications() + undelivered_mails(mailbox.mails) + duplicate_mails(mailbox.mails, interrupted=resent)
         == []
     )
-
-
-# The clock
 
 
 def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, alice, guarded, management, mailbox):
@@ -395,9 +383,6 @@ def test_a_clock_that_jumps_a_day_ahead_loses_and_repeats_nothing(amqp, agents, 
         ("deletion", BUILDS): 1,
     }
     assert set(agents.queues(queue.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}
-
-
-# Concurrent work
 
 
 @pytest.mark.parametrize("count", [2, 5, pytest.param(10, marks=pytest.mark.soak)])

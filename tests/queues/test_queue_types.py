@@ -1,5 +1,3 @@
-"""Queues of every type and of plugins: MQTT, streams, federation and shovels."""
-
 import socket
 import struct
 from contextlib import contextmanager
@@ -90,9 +88,6 @@ def federate(node, exchange):
     return f"federation: {exchange} -> "
 
 
-# Lists
-
-
 def test_all_types_are_listed(guarded_node, management, amqp, version):
     amqp.queue("classic", 1)
     amqp.queue("quorum", 1, arguments={"x-queue-type": "quorum"})
@@ -130,9 +125,6 @@ def test_a_subscription_with_qos_0_is_gone_when_its_client_is(guarded_node, amqp
     for _ in range(2):
         once.run_once()
     assert Queue.objects.get(name="mqtt-subscription-cleanqos0").state == "gone"
-
-
-# Guarding
 
 
 def test_a_subscription_with_qos_1_is_guarded_while_its_client_is_away(guarded_node, management, amqp):

@@ -1,5 +1,3 @@
-"""What a restore declares, binds and leaves out, and what would be lost: the rule."""
-
 import pytest
 
 from queues.rules.restoring import Definition, Load, Loss, Policies, RestoreEffect, losses, planned
@@ -47,10 +45,7 @@ def test_bindings_that_are_not_known_are_listed_as_left_out():
     ("exchange", "is_kept"), [("exchange/alice/dead", True), ("exchange/bob/dead", False), ("", False)]
 )
 def test_a_queue_dead_letters_only_where_its_pulse_user_may_publish(exchange, is_kept):
-    dead = {
-        "x-dead-letter-exchange": exchange,
-        "x-dead-letter-routing-key": "k",
-    }
+    dead = {"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": "k"}
     plan = plan_of({**dead, "x-max-priority": 3})
     kept = {name for name in plan.arguments if name.startswith("x-dead")}
     assert kept == (set(dead) if is_kept else set())

@@ -16,8 +16,6 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from agents.events import publishing
 from agents.models import AgentVhost, EventSubscription, Registration, SubscriptionQueue
-from agents.registration import queues as registration
-from agents.removal.handlers import pending
 from agents.sweeps import sweep
 from notifications import claims, enqueue, sending
 from notifications.models import Notification
@@ -210,18 +208,3 @@ def test_statements_and_requests_of_publishing_do_not_grow(guarded, agents, alic
         assert (published.delivered, published.skipped, published.rejected) == (number, 0, 0)
         found.append(count)
     assert found[0] == found[1]
-
-
-def test_statements_and_requests_of_a_registration_do_not_grow(create_subscription, agents, alice):
-    presented = agents.token(alice)
-    found = []
-    for number in (FEW, MANY):
-        create_subscription(number)
-        identity = agents.identity(alice)
-        registration.register_subscription(identity, "order", presented)
-        new = agents.identity(alice)
-        _, *first = counted(lambda new=new: registration.register_subscription(new, "order", presented))
-        _, *again = counted(lambda new=new: registration.register_subscription(new, "order", presented))
-        found.append((first, again))
-    assert found[0] == found[1]
-    assert not pending()

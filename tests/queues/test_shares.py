@@ -1,5 +1,3 @@
-"""Which archives are deleted when they take too many bytes."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -136,9 +136,7 @@ def test_ending_many_limits_takes_as_many_statements_as_ending_one(db):
             for n in range(number)
         ]  # fmt: skip
         listing = Snapshot(rows, {}, frozenset(), frozenset(), True, True, [], [], 0.0)
-        with CaptureQueriesContext(
-            connection,
-        ) as captured:
+        with CaptureQueriesContext(connection) as captured:
             assert len(end_limits(listing, timezone.now())) == number
         statements.append(len(captured))
     assert statements[0] == statements[1]

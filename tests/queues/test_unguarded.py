@@ -3,7 +3,6 @@
 from datetime import datetime, timedelta
 
 import amqp as py_amqp
-import httpx
 import pytest
 from django.utils import timezone
 
@@ -18,7 +17,7 @@ from rabbit import prometheus, streams
 from rabbit.management import Management
 from status import facts, overview, rules
 from tests.support.counting import counted_requests
-from tests.support.toolbox import broker_version, queue_names, sent, stored_queue, wait_until, wait_until_equal
+from tests.support.toolbox import broker_version, queue_names, sent, wait_until, wait_until_equal
 from tools.stack import PROJECT
 
 NUL = "queue/alice/jobs\0"
@@ -29,9 +28,6 @@ def found(rule):
     """Return the front page's sentence about a rule, or None if nothing is wrong."""
     (verdict,) = [one for one in facts.measure_guardian(timezone.now()).verdicts() if one.rule is rule]
     return verdict.sentence if verdict.is_wrong else None
-
-
-# A name with a NUL
 
 
 def test_a_name_with_a_nul_is_readable_in_mails(amqp, pulse_user, guarded, alice):
@@ -82,9 +78,6 @@ def test_queues_in_a_vhost_with_a_nul_in_its_name_are_guarded(guarded, settings,
         assert once.run_once().deleted == 1
     finally:
         management.delete_vhost(name)
-
-
-# Names that no client can use
 
 
 @pytest.fixture
@@ -152,25 +145,21 @@ def test_an_ignored_queue_that_cannot_be_addressed_is_not_reported(unusable, set
     assert sent("ops@example.org") == []
 
 
-# Streams and exclusive queues
-
-
-def set_operator_policy(broker, vhost, pattern, definition):
-    """Set an operator policy, which goes with the test's vhost. (Starting rabbitmqctl takes 2 s CPU time.)"""
+def set_operator_policy(management, vhost, pattern, definition):
+    """Set an operator policy, which goes with the test's vhost."""
     policy = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
-    url = f"{broker.management_url}/api/operator-policies/{vhost}/bounded"
-    httpx.put(url, json=policy, trust_env=False).raise_for_status()
+    management._put("operator-policies", vhost, "bounded", json=policy)
 
 
 def policy_of(management, vhost, name):
     return management.queue(vhost, name).get("effective_policy_definition")
 
 
-def test_a_stream_that_keeps_all_messages_is_shown_until_a_policy_bounds_it(amqp, guarded, broker, management):
+def test_a_stream_that_keeps_all_messages_is_shown_until_a_policy_bounds_it(amqp, guarded, management):
     amqp.queue("endless", arguments={"x-queue-type": "stream"})
     amqp.queue("aged", arguments={"x-queue-type": "stream", "x-max-age": "1D"})
     amqp.queue("bounded", arguments={"x-queue-type": "stream"})
-    set_operator_policy(broker, guarded, "^bounded$", {"max-length-bytes": 1000000})
+    set_operator_policy(management, guarded, "^bounded$", {"max-length-bytes": 1000000})
     # A new stream's policy is reported after some seconds, and until then it counts as bounded.
     wait_until_equal(lambda: policy_of(management, guarded, "bounded"), {"max-length-bytes": 1000000})
     wait_until(lambda: policy_of(management, guarded, "endless") is not None)
@@ -182,14 +171,14 @@ def test_a_stream_that_keeps_all_messages_is_shown_until_a_policy_bounds_it(amqp
     ]
 
 
-def test_an_exclusive_queue_over_its_limit_is_shown_until_a_policy_bounds_it(amqp, guarded, broker):
+def test_an_exclusive_queue_over_its_limit_is_shown_until_a_policy_bounds_it(amqp, guarded, management):
     amqp.queue("reply", 11, durable=False, exclusive=True)
     assert once.run_once().deleted == 0
     exclusive = "1 queue over the deletion limit, because each is exclusive to a connection"
     assert f"{exclusive}: reply in {guarded}." in found(rules.EXCLUSIVE)
     (line,) = overview.overview(timezone.now())["exclusive"].shown
     assert (line.name, line.figure) == ("reply", "11 messages")
-    set_operator_policy(broker, guarded, "^reply$", {"max-length": 8})
+    set_operator_policy(management, guarded, "^reply$", {"max-length": 8})
     wait_until(lambda: once.run_once() and found(rules.EXCLUSIVE) is None)
     assert Queue.objects.get().length == 8
 
@@ -199,15 +188,6 @@ def test_the_front_page_names_three_queues_and_the_number_of_others():
     names = [["/", f"stream {number}"] for number in range(5)]
     Watch.objects.create(unguarded={"streams": names})
     assert found(rules.STREAMS).endswith(": stream 0 in /, stream 1 in /, stream 2 in /, 2 more.")
-
-
-@pytest.mark.django_db
-def test_a_gone_exclusive_queue_is_not_shown():
-    stored_queue("reply", exclusive=True, state=Queue.State.GONE)
-    assert overview.overview(timezone.now())["exclusive"].number == 0
-
-
-# Queues without message counts
 
 
 def let_minutes_pass():

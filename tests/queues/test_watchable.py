@@ -1,5 +1,3 @@
-"""Which exchanges may be watched."""
-
 import pytest
 
 from queues.rules.watchable import why_not_watched

@@ -1,6 +1,5 @@
 """Several addresses of one cluster: tried in turn, and never two clusters in one setting."""
 
-import logging
 import re
 
 import pytest
@@ -13,12 +12,9 @@ from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
 from rabbit.publishing import Message, Publisher, Result
-from tests.conftest import Amqp
 from tests.rabbit.test_http import Server
-from tests.support.fixtures import guard
 from tests.support.proxy import Proxy
-from tests.support.toolbox import AWAY, AWAY_AMQP, sent
-from tools.rabbitmq import PrivateNode
+from tests.support.toolbox import AWAY, AWAY_AMQP, raising, sent
 
 CLUSTER_ID = b'{"value":"another"}'
 ANOTHER_CLUSTER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(CLUSTER_ID), CLUSTER_ID)
@@ -28,9 +24,6 @@ ANOTHER_CLUSTER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(CLUS
 def no_memory_of_earlier_tests():
     """Begin with the first address, because all clients of a process share which one worked last."""
     addresses_of.cache_clear()
-
-
-# The setting
 
 
 @pytest.mark.parametrize(
@@ -74,15 +67,6 @@ def test_an_address_of_another_cluster_conflicts():
     addresses = Addresses(["http://ann:word@a", "http://ann:word@b"])
     addresses.conflict("http://ann:word@a", "shop")
     assert addresses.conflict("http://ann:word@b", "bank") == "http://b leads to another cluster than http://a"
-
-
-# The management API
-
-
-def test_a_request_goes_to_the_first_address_that_can_be_reached(broker):
-    management = Management(f"{AWAY},{broker.management_url}")
-    assert management.whoami().name
-    assert repr(management).startswith(f"<Management http://127.0.0.1:{broker.management_url.rpartition(':')[2]}, ")
 
 
 def test_a_login_that_every_address_refuses_is_refused(broker):
@@ -130,52 +114,33 @@ def test_an_address_of_another_cluster_is_not_used(broker):
     assert [b"/api/global-parameters" in request for request in another.requests] == [True]
 
 
-# AMQP
-
-
-def test_a_session_connects_to_the_first_address_that_answers(broker, vhost, amqp):
-    amqp.queue("a", 2)
-    with Session(f"{AWAY_AMQP},{broker.amqp_url}", vhost) as session:
-        assert session.declare_passively("a").ready == 2
-
-
 @pytest.fixture
-def narrow(broker, management):
+def narrow(broker, create_pulse_user):
     """Return an address for AMQP whose RabbitMQ user may log in, but use no vhost."""
-    management.put_user("narrow", "word", [])
-    yield re.sub("//.*@", "//narrow:word@", broker.amqp_url)
-    management.delete_user("narrow")
+    return re.sub("//.*@", f"//{create_pulse_user('narrow')}:secret@", broker.amqp_url)
 
 
-def test_a_session_connects_to_an_address_whose_rabbitmq_user_may_use_the_vhost(broker, vhost, amqp, narrow):
+def test_an_address_is_used_whose_rabbitmq_user_may_use_the_vhost(broker, vhost, amqp, narrow):
     amqp.queue("a", 2)
-    with Session(f"{narrow},{broker.amqp_url}", vhost) as session:
+    some, none = f"{narrow},{broker.amqp_url}", f"{narrow},{narrow}/"
+    with Session(some, vhost) as session:
         assert session.declare_passively("a").ready == 2
-    with Session(f"{narrow},{narrow}/", vhost) as session, pytest.raises(Refused):
+    with Session(none, vhost) as session, pytest.raises(Refused):
         session.declare_passively("a")
+    for setting, result in ((some, Result.DELIVERED), (none, Result.GONE)):
+        publisher = Publisher(setting)
+        assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): result}
+        publisher.close()
 
 
 def test_several_addresses_share_the_time_to_connect_but_not_the_time_of_an_answer(broker, vhost, amqp):
     amqp.queue("a", 2)
     with Proxy.before(broker.amqp_url) as proxy:
-        setting = ",".join([proxy.url(broker.amqp_url), AWAY_AMQP, "amqp://guest:guest@127.0.0.1:2"])
+        setting = ",".join([AWAY_AMQP, proxy.url(broker.amqp_url), "amqp://guest:guest@127.0.0.1:2"])
         with Session(setting, vhost, 1.5) as session:
             session.declare_passively("a")
             proxy.delay(0.8)
             assert session.declare_passively("a").ready == 2
-
-
-def test_an_event_is_published_at_an_address_whose_rabbitmq_user_may_use_the_vhost(broker, vhost, amqp, narrow):
-    amqp.queue("a")
-    publisher = Publisher(f"{narrow},{broker.amqp_url}")
-    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.DELIVERED}
-    publisher.close()
-    publisher = Publisher(f"{narrow},{narrow}/")
-    assert publisher.publish([(vhost, "a")], Message("1", b"{}")) == {(vhost, "a"): Result.GONE}
-    publisher.close()
-
-
-# Passes
 
 
 def test_a_pass_begins_again_at_the_next_address(guarded, amqp, broker, settings, caplog):
@@ -191,16 +156,14 @@ def test_a_pass_begins_again_at_the_next_address(guarded, amqp, broker, settings
     assert sent("ops@example.org") == ["warning"]
 
 
-def test_a_pass_uses_no_address_whose_rabbitmq_user_sees_only_some_queues(guarded, amqp, broker, management, settings):
+def test_a_pass_uses_no_address_whose_rabbitmq_user_sees_only_some_queues(
+    guarded, amqp, broker, settings, create_pulse_user
+):
     amqp.queue("short", 1)
-    management.put_user("half", "word", ["management"])
-    half = re.sub("//.*@", "//half:word@", broker.management_url)
+    half = re.sub("//.*@", f"//{create_pulse_user('half', ['management'])}:secret@", broker.management_url)
     settings.RABBITMQ_MANAGEMENT_URL = f"{half},{broker.management_url}"
     settings.GUARDIAN_VHOSTS = ["*"]
-    try:
-        report = once.run_once()
-    finally:
-        management.delete_user("half")
+    report = once.run_once()
     assert (report.away, report.errors) == (False, [])
     assert Queue.objects.filter(vhost=guarded).count() == 1
 
@@ -224,15 +187,11 @@ def test_a_frozen_address_costs_a_pass_seconds_only(guarded, amqp, broker, setti
     assert report.seconds < 5
 
 
-def test_after_a_list_that_hangs_the_next_pass_begins_at_another_address(guarded, amqp, broker, settings, monkeypatch):
-    def hang(*_):
-        raise BrokerUnavailable("no answer", timed_out=True)
-
+def test_after_a_list_that_hangs_the_next_pass_begins_at_another_address(guarded, amqp, broker, settings):
     amqp.queue("short", 1)
     with Proxy.before(broker.management_url) as proxy:
         setting = settings.RABBITMQ_MANAGEMENT_URL = f"{proxy.url(broker.management_url)},{broker.management_url}"
-        with monkeypatch.context() as patched:
-            patched.setattr(snapshot, "take", hang)
+        with raising(snapshot, "take", BrokerUnavailable("no answer", timed_out=True)):
             assert once.run_once().away
         assert addresses_of(setting).in_turn()[0] == broker.management_url
     assert not once.run_once().away
@@ -257,22 +216,3 @@ def test_a_list_of_another_cluster_is_refused_while_an_address_does_not_answer(g
     report = once.run_once()
     assert report.away
     assert "another cluster than the last one, and an address does not answer" in report.errors[0]
-
-
-@pytest.mark.soak
-def test_two_real_clusters_are_refused(transactional_db, settings):
-    with (
-        PrivateNode(name="one", plugins=["rabbitmq_management"]) as one,
-        PrivateNode(name="two", plugins=["rabbitmq_management"]) as two,
-    ):
-        guard(one, settings)
-        Amqp(one.amqp_url, "/").queue("short", 1)
-        once.run_once()
-        settings.RABBITMQ_MANAGEMENT_URL = f"{one.management_url},{two.management_url}"
-        settings.RABBIT_URL = f"{one.amqp_url},{two.amqp_url}"
-        one.kill()
-        logging.getLogger("rabbit").setLevel(logging.ERROR)
-        for _ in range(5):
-            report = once.run_once()
-            assert report.away
-    assert [queue.state for queue in Queue.objects.all()] == ["ok"]

@@ -88,9 +88,6 @@ def test_an_exchange_is_deleted_once(session, amqp, management, vhost):
     for name in ("exchange/a/é", "x" * (MAX_NAME_BYTES + 1)):
         with pytest.raises(NotOnBroker):
             session.delete_exchange(name)
-
-
-def test_a_built_in_exchange_is_not_deleted(session):
     with pytest.raises(Refused):
         session.delete_exchange("amq.topic")
 

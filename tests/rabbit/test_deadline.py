@@ -1,5 +1,3 @@
-"""The limit of the time that a page waits for the broker."""
-
 import time
 
 import pytest

@@ -1,5 +1,3 @@
-"""Fetching of a queue's messages, before they are archived."""
-
 import time
 
 import pytest

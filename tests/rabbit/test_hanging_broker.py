@@ -9,7 +9,6 @@ from django.test import Client
 
 from queues.guard import once
 from queues.models import Pass, Queue, Watch
-from rabbit import deadline
 from status import probes
 from tests.support.toolbox import in_parallel
 
@@ -108,10 +107,3 @@ def timed_readyz(client):
     began = time.monotonic()
     answer = client.get("/readyz")
     return answer.status_code, time.monotonic() - began, answer.json()
-
-
-def test_a_pass_without_a_page_records_the_outage(hanging, settings):
-    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
-    assert not deadline.is_limited()
-    assert once.run_once().away
-    assert Watch.objects.get().outage_since is not None

@@ -139,8 +139,6 @@ def test_a_timed_out_request_closes_its_connection():
             assert connection.recv(1) == b"", kept
 
 
-# Answers
-
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[{}\r\n1;a=b\r\n]\r\n0\r\nX-Late: 1\r\n\r\n"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" + NOTHING
 

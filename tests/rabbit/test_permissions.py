@@ -1,4 +1,3 @@
-import secrets
 from urllib.parse import quote
 
 import pika
@@ -8,7 +7,8 @@ from hypothesis import strategies as st
 
 from rabbit.names import exchange_prefix, queue_prefix
 from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, allows, for_pulse_user
-from tests.support.toolbox import is_refused
+from tests.conftest import Amqp
+from tests.support.toolbox import can_log_in, is_refused
 
 # Few letters, so that names are often similar.
 user_names = st.from_regex(r"[ab][ab._-]{0,5}", fullmatch=True)
@@ -61,27 +61,19 @@ def test_a_pattern_is_searched_and_not_anchored():
 
 
 @pytest.fixture
-def open_as(broker, management, vhost):
+def open_as(broker, management, vhost, create_pulse_user):
     """Return a function that creates a RabbitMQ user and connects as it."""
-    users, connections = [], []
+    opened = []
 
     def connect(user: str) -> pika.BlockingConnection:
-        password = secrets.token_urlsafe()
-        management.put_user(user, password)
-        users.append(user)
-        management.set_permissions(vhost, user, for_pulse_user(user))
+        management.set_permissions(vhost, create_pulse_user(user, exactly=True), for_pulse_user(user))
         address = broker.amqp_url.rpartition("@")[2]
-        connection = pika.BlockingConnection(
-            pika.URLParameters(f"amqp://{quote(user, safe='')}:{password}@{address}/{quote(vhost, safe='')}")
-        )
-        connections.append(connection)
-        return connection
+        opened.append(Amqp(f"amqp://{quote(user, safe='')}:secret@{address}", vhost).connection)
+        return opened[-1]
 
     yield connect
-    for connection in connections:
+    for connection in opened:
         connection.close()
-    for user in users:
-        management.delete_user(user)
 
 
 def test_the_broker_enforces_the_permissions_of_a_pulse_user(open_as, vhost):
@@ -116,14 +108,10 @@ def publish_confirmed(channel, exchange: str) -> None:
     channel.basic_publish(exchange, "key", b"body")
 
 
-def test_a_pulse_user_cannot_enter_another_vhost(open_as, broker, management, vhost):
-    name = f"alice-{vhost[-8:]}"
-    open_as(name)
-    password = secrets.token_urlsafe()
-    management.put_user(name, password)
-    address = broker.amqp_url.rpartition("@")[2]
-    with pytest.raises(pika.exceptions.AMQPConnectionError):
-        pika.BlockingConnection(pika.URLParameters(f"amqp://{name}:{password}@{address}/%2F"))
+def test_a_pulse_user_cannot_enter_another_vhost(create_pulse_user, broker, management, vhost):
+    name = create_pulse_user("alice")
+    management.set_permissions(vhost, name, for_pulse_user(name))
+    assert [can_log_in(broker, one, name, "secret") for one in (vhost, "/")] == [True, False]
 
 
 def test_a_pulse_user_receives_from_anothers_exchange_through_a_binding(open_as, vhost):

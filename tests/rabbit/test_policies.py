@@ -1,5 +1,3 @@
-"""The limits of a queue's length that the broker itself applies."""
-
 import pytest
 
 from rabbit.policies import BrokerPolicy, LengthLimit, effective, length_limit, limit_of

@@ -1,13 +1,10 @@
 """Passes with GUARDIAN_SNAPSHOT=prometheus: lengths from the nodes' Prometheus endpoints."""
 
-import threading
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from core import broker
@@ -16,7 +13,9 @@ from queues.guard import once
 from queues.models import Pass, Queue, Watch
 from rabbit import prometheus
 from rabbit.errors import BrokerUnavailable, MalformedResponse
+from tests.rabbit.test_http import Server
 from tests.support.counting import counted_requests
+from tests.support.proxy import http_answer
 from tests.support.toolbox import wait_until_equal
 
 IDENTITY = 'rabbitmq_identity_info{{rabbitmq_node="{node}",rabbitmq_cluster="c"}} 1\n'
@@ -71,9 +70,6 @@ def test_a_page_of_another_shape_is_malformed(text):
     assert text != WHOLE
     with pytest.raises(MalformedResponse):
         prometheus.parse_metrics(text)
-
-
-# Passes
 
 
 @pytest.fixture
@@ -169,10 +165,8 @@ def test_new_and_missing_names_are_looked_up(wait_for_figures, guarded, manageme
 
 def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarded, management):
     management.delete_queue(guarded, 'quo"ted')
-    assert (once.run_once().gone, Queue.objects.get(name='quo"ted').misses) == (
-        0,
-        0,
-    )  # Prometheus cannot tell whether it exists
+    report = once.run_once()  # Prometheus cannot tell whether it exists
+    assert (report.gone, Queue.objects.get(name='quo"ted').misses) == (0, 0)
     Watch.objects.update(exact_at=None)
     once.run_once()
     assert Queue.objects.get(name='quo"ted').misses == 1
@@ -182,39 +176,21 @@ def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarde
     assert states() == {"long": "warned", "short": "ok", 'quo"ted': "gone"}
 
 
-def test_older_prometheus_figures_do_not_overwrite_a_list(wait_for_figures):
-    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok", warned_since=None)
-    set_age_of_list(seconds=0)
-    report, sent = run()
-    assert ("/metrics/detailed" in sent, report.changed, report.warned) == (True, 0, 0)
-    set_age_of_list()
-    assert run()[0].warned == 1
-
-
 def test_an_endpoint_of_another_broker_is_ignored(wait_for_figures, guarded, management, settings):
     listeners = management.overview()["listeners"]
     port = next(listener["port"] for listener in listeners if listener["protocol"] == "http/prometheus")
     host = urlsplit(settings.RABBITMQ_MANAGEMENT_URL).hostname
-    with StaticServer(page((guarded, "long", 5, 5), (guarded, "theirs", 7, 0))) as served:
-        settings.GUARDIAN_PROMETHEUS_URLS = [f"http://{host}:{port}", served.url]
+    theirs = page((guarded, "long", 5, 5), (guarded, "theirs", 7, 0))
+    with Server(http_answer("200 OK", theirs.encode())) as served:
+        settings.GUARDIAN_PROMETHEUS_URLS = [f"http://{host}:{port}", f"http://127.0.0.1:{served.port}"]
         scrape = broker.prometheus().scrape(management, [guarded])
     assert scrape.depths[guarded, "long"].ready == 20
     assert (guarded, "theirs") not in scrape.depths
 
 
-class MalformedManagement:
-    """A management client whose answers have another shape."""
-
-    def __init__(self, management):
-        self.nodes = management.nodes
-
-    def overview(self):
-        names = [node.name for node in self.nodes()]
-        return {"listeners": [{"protocol": "http/prometheus", "node": name, "port": None} for name in names]}
-
-
 def test_a_management_answer_of_another_shape_is_malformed(management):
-    malformed = MalformedManagement(management)
+    listeners = [{"protocol": "http/prometheus", "node": one.name, "port": None} for one in management.nodes()]
+    malformed = SimpleNamespace(nodes=management.nodes, overview=lambda: {"listeners": listeners})
     with pytest.raises(MalformedResponse):
         prometheus.Prometheus([], host="127.0.0.1").scrape(malformed, None)
 
@@ -227,10 +203,8 @@ def test_an_existing_queue_without_figures_keeps_its_stored_length(wait_for_figu
     seen = without.to_snapshot(management, known, lambda vhost, name: False, lambda: None)
     assert {(queue.name, queue.ready) for queue in seen.queues} == {("long", 20), ("short", 0), ('quo"ted', 0)}
     twice = scrape._replace(depths=dict.fromkeys(scrape.depths))
-    assert {queue.ready for queue in twice.to_snapshot(management, known, lambda *_: False, lambda: None).queues} == {
-        20,
-        0,
-    }
+    seen = twice.to_snapshot(management, known, lambda *_: False, lambda: None)
+    assert {queue.ready for queue in seen.queues} == {20, 0}
 
 
 def test_many_new_or_missing_queues_need_a_list(wait_for_figures, guarded, management):
@@ -244,73 +218,24 @@ def test_many_new_or_missing_queues_need_a_list(wait_for_figures, guarded, manag
             scrape._replace(depths=depths).to_snapshot(management, known, lambda *_: False, lambda: None)
 
 
-def test_statements_and_requests_of_a_prometheus_pass_do_not_grow_with_the_queues(
-    wait_for_figures, guarded, management, amqp
-):
-    found = []
-    for queues in (50, 300):
-        names = [f"{queues}-{number}" for number in range(queues)]
-        definitions = {
-            "queues": [{"name": name, "durable": True, "auto_delete": False, "arguments": {}} for name in names]
-        }
-        management._exchange("POST", ("definitions", guarded), json=definitions)
-        set_age_of_list(61)
-        assert run()[0].new == queues
-        changing = names[::10]
-        for name in changing:
-            amqp.publish(name, 1)
-        wait_for_figures(**dict.fromkeys(changing, 1))
-        set_age_of_list()
-        with CaptureQueriesContext(connection) as statements:
-            report, sent = run()
-        assert (report.changed, report.errors, "/metrics/detailed" in sent) == (len(changing), [], True)
-        found.append((len(statements), len(sent)))
-    assert found[0] == found[1]
-
-
-class StaticServer:
-    """An HTTP server that answers every request with this text and status."""
-
-    def __init__(self, text, status=200):
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
-
-
 @pytest.mark.parametrize(
-    ("text", "status", "error_text"),
+    ("status", "text", "error_text"),
     [
-        (WHOLE, 200, "no metrics from"),  # of a node outside the cluster
-        (WHOLE[:-40], 200, "incomplete"),
-        ("<html>Sign in</html>", 200, "incomplete, or not RabbitMQ's"),
-        ("", 404, "answered 404"),
-        (None, 0, "can't connect"),
+        ("200 OK", WHOLE, "no metrics from"),  # of a node outside the cluster
+        ("200 OK", WHOLE[:-40], "incomplete"),
+        ("200 OK", "<html>Sign in</html>", "incomplete, or not RabbitMQ's"),
+        ("404 Not Found", "", "answered 404"),
+        (None, "", "can't connect"),
     ],
 )
-def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, text, status, error_text):
+def test_a_bad_prometheus_answer_falls_back_to_the_list(guarded, amqp, settings, status, text, error_text):
     amqp.queue("long", 7)
     amqp.queue("short")
     once.run_once()
     settings.GUARDIAN_SNAPSHOT = "prometheus"
     set_age_of_list()
-    with StaticServer(text or "", status) as served:
-        settings.GUARDIAN_PROMETHEUS_URLS = [served.url if text is not None else "http://127.0.0.1:1"]
+    with Server(http_answer(status or "", text.encode())) as served:
+        settings.GUARDIAN_PROMETHEUS_URLS = [f"http://127.0.0.1:{served.port if status else 1}"]
         report, sent = run()
     assert f"/api/queues/{guarded}" in sent
     assert (report.queues, report.gone, report.new, report.away) == (2, 0, 0, False)

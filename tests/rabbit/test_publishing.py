@@ -157,16 +157,6 @@ def test_large_returned_messages_do_not_block_the_others(publisher, management, 
     assert list(results.values()) == [Result.GONE] * 20 + [Result.DELIVERED]
 
 
-def test_a_thousand_messages_keep_their_results_apart(publisher, management, vhost):
-    for number in range(0, 100, 2):
-        management.declare_queue(vhost, f"q{number}")
-    results = publisher.publish([(vhost, f"q{number}") for number in range(100)], message())
-    assert [results[vhost, f"q{number}"] for number in range(100)] == [Result.DELIVERED, Result.GONE] * 50
-
-
-# The pool
-
-
 def test_the_least_recently_used_connection_is_closed(rabbitmq_user, management, vhosts):
     name, url = rabbitmq_user
     publisher = Publisher(url, max_connections=2)
@@ -288,9 +278,6 @@ def test_a_forked_process_has_its_own_connections(broker, management, vhost, set
     assert ours.connections == 1
     assert queue_lengths(management, vhost) == {"a": 3}
     ours.close()
-
-
-# Failures
 
 
 def test_a_connection_is_reused_and_replaced_once_it_is_closed(rabbitmq_user, management, vhosts):

@@ -1,5 +1,3 @@
-"""Snapshots: lists of the queues of several vhosts, fetched concurrently."""
-
 import threading
 
 import amqp

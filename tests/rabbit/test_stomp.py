@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from accounts.access.tokens import create_token
-from rabbit.errors import NotOnBroker
 from tools.stomp import Refused, StompReader
 
 pytestmark = pytest.mark.rabbitmq
@@ -120,13 +119,6 @@ def test_an_event_arrives_complete(rest, offering, register, stomp_url):
     assert reader.messages.empty()
 
 
-def test_an_event_waits_for_an_offline_agent(rest, offering, register, stomp_url):
-    registered = register(rest, offering)
-    publish(rest, offering, {"order_uuid": "8"})
-    with registered.reader(stomp_url, rest.key) as reader:
-        assert json.loads(reader.messages.get(timeout=TIMEOUT_SECONDS).body)["order_uuid"] == "8"
-
-
 def test_a_revoked_token_closes_the_connection_and_the_next_opens_it(
     rest, live_server, owner, offering, register, stomp_url
 ):
@@ -145,19 +137,6 @@ def test_a_revoked_token_closes_the_connection_and_the_next_opens_it(
     with registered.reader(stomp_url, other.key) as reader:
         publish(other, offering, {"order_uuid": "9"})
         assert json.loads(reader.messages.get(timeout=TIMEOUT_SECONDS).body)["order_uuid"] == "9"
-
-
-def test_a_deleted_registration_is_disconnected_and_gone(rest, offering, register, stomp_url, management):
-    registered = register(rest, offering)
-    with registered.reader(stomp_url, rest.key) as reader:
-        rest.delete(registered.path)
-        assert reader.closed.wait(TIMEOUT_SECONDS)
-    with pytest.raises(NotOnBroker):
-        management.queue(registered.vhost, registered.queue_name)
-    with pytest.raises(NotOnBroker):
-        management.user(registered.login)
-    with pytest.raises(Refused, match="Access refused"):
-        registered.reader(stomp_url, rest.key).start()
 
 
 def test_a_login_reads_its_own_queues_only(agents, rest, live_server, offering, register, stomp_url):
