@@ -3,6 +3,7 @@
 `docs/consumers.md` is the guide.
 """
 
+from guardian_consumers.asynchronous import AsyncConsumer, AsyncMessage, AsyncPublisher, run_all_async
 from guardian_consumers.consumer import Consumer, run_all
 from guardian_consumers.delivery import Delivery
 from guardian_consumers.errors import ConsumerError, Halted, Hung, NotPublished, Refused, SettingsError, Unroutable
@@ -26,6 +27,9 @@ from guardian_consumers.source import (
 )
 
 __all__ = [
+    "AsyncConsumer",
+    "AsyncMessage",
+    "AsyncPublisher",
     "Binding",
     "BrokerPriorities",
     "Consumer",
@@ -61,4 +65,5 @@ __all__ = [
     "TokenBucket",
     "Unroutable",
     "run_all",
+    "run_all_async",
 ]

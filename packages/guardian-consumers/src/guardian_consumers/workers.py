@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from guardian_consumers.connection import ConsumerConnection
 from guardian_consumers.delivery import Delivery
@@ -66,7 +67,7 @@ class Workers:
         self,
         threads: int,
         waiting: DeliveryBuffer | RateLimited,
-        handle: Callable[[Delivery], None],
+        handle: Callable[[Delivery], Any],
         name: str,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
