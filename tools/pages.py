@@ -19,6 +19,9 @@ DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
 EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
 
+PUBLIC_MODULES = {"guardian-consumers": ("django", "headers", "metrics", "names"), "guardian-store": ()}
+"""By package: its modules with public names. Those of the package itself are always public."""
+
 KINDS = {
     "flag": "true or false",
     "int": "whole number",
@@ -112,8 +115,8 @@ GENERATED = {
     EXAMPLE: example_file,
     PAGE: settings_page,
     **{
-        PROJECT / "packages" / name / "docs" / "reference.md": partial(reference, name.replace("-", "_"))
-        for name in ("guardian-consumers", "guardian-store")
+        PROJECT / "packages" / name / "docs" / "reference.md": partial(reference, name.replace("-", "_"), *modules)
+        for name, modules in PUBLIC_MODULES.items()
     },
 }
 

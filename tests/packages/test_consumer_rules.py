@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from guardian_consumers import Discard, Halt, Names, Outcome, Park, Policy, Requeue, Retry, Settings, SettingsError
 from guardian_consumers.delivery import Delivery, QueueChannel
+from guardian_consumers.headers import ERROR, TRACEBACK
 from guardian_consumers.names import delay_queue, parking_queue, return_key
 from guardian_consumers.outcomes import Unreadable, decide
 from guardian_consumers.publisher import Publisher
-from guardian_consumers.retries import ERROR, TRACEBACK, delayed, message_id_of, parked
+from guardian_consumers.retries import delayed, message_id_of, parked
 from guardian_consumers.source import FifoBuffer
 from guardian_consumers.workers import Workers
 from rabbit.permissions import allows, for_pulse_user

@@ -23,7 +23,7 @@ from pika.exceptions import ChannelClosedByBroker, IncompatibleProtocolError, In
 from pika.frame import Header, decode_frame
 
 from guardian_consumers.errors import ConsumerError, Refused
-from guardian_consumers.retries import HEADERS_DROPPED
+from guardian_consumers.headers import HEADERS_DROPPED
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from guardian_consumers.errors import SettingsError
 
+__all__ = ["delay_queue", "level_queue", "parking_queue", "priority_queue", "return_key"]
+
 MAX_NAME_BYTES = 255
 """AMQP's limit for names and routing keys."""
 

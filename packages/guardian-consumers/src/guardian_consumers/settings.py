@@ -133,6 +133,11 @@ class Settings:
             self.rate, self.burst, name=self.rate_name or name, redis_url=self.rate_redis_url, away=self.rate_away
         )
 
+    @staticmethod
+    def variables() -> frozenset[str]:
+        """Return the names of the environment variables that `from_environment` reads."""
+        return VARIABLES
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Read the settings from environment variables: RABBIT_ and the field's name in capitals.
