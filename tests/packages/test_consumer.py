@@ -45,7 +45,7 @@ from guardian_consumers import (
     Retry,
     SettingsError,
     Unroutable,
-    link,
+    _link,
     run_all,
     run_all_async,
 )
@@ -222,7 +222,7 @@ def test_an_unreadable_body_is_parked_and_the_next_message_handled(consumer_sett
         parked, raw = take(amqp, PARKED)
         wait_until(lambda: consumer.counts["done"] == 1)
     assert raw == body
-    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {expected}")
+    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.Unreadable: {expected}")
     assert [message.body for message in seen] == [{"order": 18}]
 
 
@@ -641,7 +641,7 @@ def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, b
 
 @in_both
 def test_messages_that_wait_too_long_for_a_thread_are_requeued(consumer_settings, amqp, monkeypatch):
-    monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr("guardian_consumers._source.OVERDUE_SECONDS", 0.2)
     holding = HoldFirst()
     consumer = Consumer(consumer_settings(threads=1), "orders", holding)
     waiting = consumer._connection.waiting
@@ -960,7 +960,7 @@ def test_run_all_stops_started_consumers_if_another_fails_to_start(consumer_sett
 
 def test_an_error_while_connecting_stops_the_consumer(consumer_settings):
     consumer = Consumer(consumer_settings(), "orders", lambda message: None)
-    with raising(link, "Connection", RuntimeError("no more sockets")):
+    with raising(_link, "Connection", RuntimeError("no more sockets")):
         consumer.start()
         ended, error = consumer.wait(5)
         consumer.close()

@@ -30,9 +30,9 @@ from guardian_consumers import (
     Settings,
     SettingsError,
 )
+from guardian_consumers._priority import RankedBuffer, parse_ranges, priority_exchange, priority_of
 from guardian_consumers.move_priorities import main, move
 from guardian_consumers.names import level_queue, priority_queue
-from guardian_consumers.priority import RankedBuffer, parse_ranges, priority_exchange, priority_of
 from tests.support.consumers import (
     QUEUE,
     InMilliseconds,

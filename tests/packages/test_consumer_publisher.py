@@ -6,7 +6,7 @@ from pika.frame import Method
 from pika.spec import Basic
 
 from guardian_consumers import NotPublished, Publisher, Unroutable
-from guardian_consumers.publisher import _PendingMessage
+from guardian_consumers._publisher import _PendingMessage
 from tests.support.consumers import settings_at
 from tests.support.toolbox import wait_until
 

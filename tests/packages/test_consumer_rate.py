@@ -16,8 +16,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
-from guardian_consumers.rate import SCRIPT, validate_rate
-from guardian_consumers.workers import RateLimited, Workers
+from guardian_consumers._rate import SCRIPT, validate_rate
+from guardian_consumers._workers import RateLimited, Workers
 from tests.support.consumers import QUEUE, consuming, length, publish_raw, settings_at
 from tests.support.rates import max_excess, rate_deviation, taken
 from tests.support.toolbox import in_parallel, wait_until
@@ -266,7 +266,7 @@ def test_a_redis_key_of_another_type_blocks_and_is_logged(shared, server, caplog
 
 
 def test_a_lost_redis_blocks_and_restarts_with_an_empty_bucket(caplog):
-    caplog.set_level(logging.INFO, "guardian_consumers.rate")
+    caplog.set_level(logging.INFO, "guardian_consumers._rate")
     with PrivateRedis() as server:
         bucket = SharedTokenBucket(20, 10, name="x", redis_url=server.url)
         for _ in range(3):

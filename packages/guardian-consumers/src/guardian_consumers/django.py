@@ -40,12 +40,12 @@ from django.db import (
     transaction,
 )
 
-from guardian_consumers.errors import NotPublished
-from guardian_consumers.handler import is_coroutine_function, require_function
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Retry, TimeLimitExceeded
-from guardian_consumers.publisher import Publication
-from guardian_consumers.retries import GENERATED_ID_PREFIX
+from guardian_consumers._errors import NotPublished
+from guardian_consumers._handler import is_coroutine_function, require_function
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Retry, TimeLimitExceeded
+from guardian_consumers._publisher import Publication
+from guardian_consumers._retries import GENERATED_ID_PREFIX
 
 __all__ = ["in_transaction", "once", "rewrite", "with_fresh_connections"]
 

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pika
 
-from guardian_consumers.errors import SettingsError
+from guardian_consumers._errors import SettingsError
+from guardian_consumers._outcomes import Outcome, Policy
+from guardian_consumers._priority import BROKER, source_for
+from guardian_consumers._rate import WAIT, SharedTokenBucket, TokenBucket
+from guardian_consumers._source import Limiter, Source
 from guardian_consumers.names import Names
-from guardian_consumers.outcomes import Outcome, Policy
-from guardian_consumers.priority import BROKER, source_for
-from guardian_consumers.rate import WAIT, SharedTokenBucket, TokenBucket
-from guardian_consumers.source import Limiter, Source
 
 logger = logging.getLogger(__name__)
 

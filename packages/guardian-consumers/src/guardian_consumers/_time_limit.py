@@ -6,13 +6,13 @@ import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from guardian_consumers.errors import Hung
-from guardian_consumers.handler import Handler
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import TimeLimitExceeded
+from guardian_consumers._errors import Hung
+from guardian_consumers._handler import Handler
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import TimeLimitExceeded
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Consumer
+    from guardian_consumers._consumer import Consumer
 
 logger = logging.getLogger(__name__)
 

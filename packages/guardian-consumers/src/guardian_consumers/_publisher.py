@@ -22,11 +22,11 @@ from weakref import WeakSet
 import pika
 import yapw.util
 
-from guardian_consumers.decoding import JSON
-from guardian_consumers.errors import ConsumerError, NotPublished, Unroutable
-from guardian_consumers.link import CLOSE_SECONDS, Link, Steps, open_channel
-from guardian_consumers.priority import MAX_PRIORITY, PRIORITY_HEADER
-from guardian_consumers.settings import Settings
+from guardian_consumers._decoding import JSON
+from guardian_consumers._errors import ConsumerError, NotPublished, Unroutable
+from guardian_consumers._link import CLOSE_SECONDS, Link, Steps, open_channel
+from guardian_consumers._priority import MAX_PRIORITY, PRIORITY_HEADER
+from guardian_consumers._settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ import traceback
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from guardian_consumers import retries
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.decoding import Decoder, decode
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.errors import ConsumerError, Halted, SettingsError
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Decision, Outcome, Unreadable, decide
-from guardian_consumers.transfers import Transfer, Transfers
+from guardian_consumers import _retries as retries
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._decoding import Decoder, decode
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._errors import ConsumerError, Halted, SettingsError
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Decision, Outcome, Unreadable, decide
+from guardian_consumers._transfers import Transfer, Transfers
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Callback, Consumer
+    from guardian_consumers._consumer import Callback, Consumer
 
 logger = logging.getLogger(__name__)
 

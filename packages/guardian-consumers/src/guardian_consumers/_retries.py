@@ -13,13 +13,14 @@ and one in the work queue.
 """
 
 import hashlib
+import re
 import time
 from copy import copy
 from typing import Any
 
 import pika
 
-from guardian_consumers.delivery import Delivery
+from guardian_consumers._delivery import Delivery
 from guardian_consumers.headers import (
     ATTEMPTS,
     ERROR,
@@ -121,9 +122,10 @@ def message_id_of(delivery: Delivery) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the exception's class and text."""
+    """Return the exception's class, without private modules, and its text."""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module = re.sub(r"\._\w+|^builtins$", "", kind.__module__)
+    name = f"{module}.{kind.__qualname__}".lstrip(".")
     try:
         return f"{name}: {error}"
     except Exception:

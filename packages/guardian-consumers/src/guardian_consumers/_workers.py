@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.source import DeliveryBuffer, Limiter
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._source import DeliveryBuffer, Limiter
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from guardian_consumers.consumer import Consumer, run_until_stopped, stopping_at_signals
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.errors import SettingsError
-from guardian_consumers.handler import Handler, is_coroutine_function, stack_of
-from guardian_consumers.message import Message
-from guardian_consumers.publisher import Publication, Publisher
-from guardian_consumers.workers import RateLimited, Workers
+from guardian_consumers._consumer import Consumer, run_until_stopped, stopping_at_signals
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._errors import SettingsError
+from guardian_consumers._handler import Handler, is_coroutine_function, stack_of
+from guardian_consumers._message import Message
+from guardian_consumers._publisher import Publication, Publisher
+from guardian_consumers._workers import RateLimited, Workers
 
 logger = logging.getLogger(__name__)
 

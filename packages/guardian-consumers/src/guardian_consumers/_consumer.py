@@ -20,18 +20,18 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.decoding import DECODERS, Decoder
-from guardian_consumers.errors import ConsumerError
-from guardian_consumers.handler import Handler, require_function
-from guardian_consumers.link import CLOSE_SECONDS
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Outcome
-from guardian_consumers.publisher import Publisher
-from guardian_consumers.settings import Settings
-from guardian_consumers.source import DeliveryBuffer, Limiter, Source
-from guardian_consumers.time_limit import TimeLimit
-from guardian_consumers.workers import RateLimited, Workers, join_threads
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._decoding import DECODERS, Decoder
+from guardian_consumers._errors import ConsumerError
+from guardian_consumers._handler import Handler, require_function
+from guardian_consumers._link import CLOSE_SECONDS
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Outcome
+from guardian_consumers._publisher import Publisher
+from guardian_consumers._settings import Settings
+from guardian_consumers._source import DeliveryBuffer, Limiter, Source
+from guardian_consumers._time_limit import TimeLimit
+from guardian_consumers._workers import RateLimited, Workers, join_threads
 
 logger = logging.getLogger(__name__)
 
