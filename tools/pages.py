@@ -6,7 +6,7 @@
 
 import ast
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -19,7 +19,10 @@ DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
 EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
 
-PUBLIC_MODULES = {"guardian-consumers": ("django", "headers", "metrics", "names"), "guardian-store": ()}
+PUBLIC_MODULES: dict[str, Sequence[str]] = {
+    "guardian-consumers": ("django", "headers", "metrics", "names"),
+    "guardian-store": (),
+}
 """By package: its modules with public names. Those of the package itself are always public."""
 
 KINDS = {
@@ -111,7 +114,7 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-GENERATED = {
+GENERATED: dict[Path, Callable[[], str]] = {
     EXAMPLE: example_file,
     PAGE: settings_page,
     **{

@@ -21,7 +21,7 @@ def each_consumer(request, monkeypatch):
 def each_hanging_consumer(request, monkeypatch):
     """Run a test with callbacks that hang in a thread, and in an event loop."""
     monkeypatch.setattr(request.module, "Consumer", request.param)
-    monkeypatch.setattr("guardian_consumers._asynchronous.CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr("guardian_consumers._asynchronous.CANCEL_SECONDS", 0)
 
 
 @pytest.fixture(params=[Publisher, PublisherInLoops], ids=["threads", "asyncio"])

@@ -329,6 +329,7 @@ def test_four_processes_keep_to_one_rate(server):
 # In a consumer
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_a_consumer_keeps_to_its_configured_rate(consumer_settings, amqp):
     times = []
     with consuming(Consumer(consumer_settings(rate=50), "orders", lambda message: times.append(time.monotonic()))):
@@ -350,6 +351,7 @@ def counted_arrivals(consumer):
         yield arrived
 
 
+@pytest.mark.usefixtures("each_consumer")
 @pytest.mark.slow
 def test_at_a_slow_rate_messages_wait_in_the_queue(consumer_settings, amqp):
     done = []
@@ -366,6 +368,7 @@ def test_at_a_slow_rate_messages_wait_in_the_queue(consumer_settings, amqp):
     assert len(arrived) <= 7  # two for each token and before the first, without repeated fetching
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_slow_callbacks_do_not_lower_the_rate(consumer_settings, amqp):
     """At ten a second and with blocked callbacks, twenty are started, not the ten that a second needs."""
     begun, release = [], threading.Event()
@@ -386,6 +389,7 @@ def test_slow_callbacks_do_not_lower_the_rate(consumer_settings, amqp):
     assert consumer.counts == {"done": len(begun)}
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_a_consumer_waiting_for_a_token_stops_at_once(consumer_settings, amqp):
     consumer = Consumer(consumer_settings(rate=0.01), "orders", lambda message: None)
     with consuming(consumer):

@@ -108,13 +108,16 @@ class _Tasks(Workers):
             self.wake()
 
     def wait(self, until: float | None, give_up: Callable[[], bool]) -> bool:
-        """Wait for the tasks to finish after `end`, as for threads. Cancel those that don't finish in time."""
+        """Wait for the tasks to finish after `end`, as for threads."""
         while not (self._dispatcher is None or self._dispatcher.done()):
             if give_up() or (until is not None and time.monotonic() >= until):
-                self._loop.call_soon_threadsafe(self._cancel)
                 return False
             wait_for_futures([self._dispatcher], CHECK_SECONDS)
         return True
+
+    def cancel(self) -> None:
+        """Cancel the running callbacks."""
+        self._loop.call_soon_threadsafe(self._cancel)
 
     # The event loop
 
@@ -185,8 +188,8 @@ class _TaskHandler(Handler):
             elif isinstance(error, asyncio.CancelledError) and self._connection.stopping.is_set():
                 raise  # the shutdown doesn't wait for it any longer, and the message is redelivered
             else:
-                raised = self.raised, message, error, took, message._claim()
-                await self._loop.run_in_executor(self._executor, *raised)
+                is_claimed = message._claim()
+                await self._loop.run_in_executor(self._executor, self.raised, message, error, took, is_claimed)
         else:
             self.returned(message, time.monotonic() - begun)
         finally:
@@ -221,6 +224,8 @@ class AsyncConsumer(Consumer):
     _handler_class = _TaskHandler
     _publisher_class = AsyncPublisher
     _workers_class = _Tasks
+    _handler: _TaskHandler
+    _workers: _Tasks
     _loop: asyncio.AbstractEventLoop | None = None
     _executor: ThreadPoolExecutor | None = None
 
@@ -236,13 +241,15 @@ class AsyncConsumer(Consumer):
         """Connect and consume in background threads. Callbacks run in an event loop in such a thread."""
         loop = self._loop or _background_loop(os.getpid())
         self._executor = ThreadPoolExecutor(self._workers.threads + 1, self.source.key)  # one waits for the limiter
-        for part in self._handler, self._workers:
-            part.start(loop, self._executor)  # type: ignore[attr-defined]
+        self._handler.start(loop, self._executor)
+        self._workers.start(loop, self._executor)
         super().start()
 
     def close(self, *, is_forced: Callable[[], bool] = lambda: False) -> bool:
         """As for `Consumer`, and cancel callbacks that didn't finish."""
         finished = super().close(is_forced=is_forced)
+        if not finished:
+            self._workers.cancel()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         return finished
