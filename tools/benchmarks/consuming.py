@@ -30,8 +30,9 @@ TIMEOUT_SECONDS = 60
 
 def consuming() -> list[Figure]:
     """Return the microseconds per message of each library, and print the messages per second of each round."""
-    messages = size(5_000, 200)
-    runs = {name: partial(_measured, name, messages) for name in CONSUMERS}
+    messages = size(20_000, 200)
+    processor: dict[str, list[float]] = {name: [] for name in CONSUMERS}
+    runs = {name: partial(_measured, name, messages, processor[name]) for name in CONSUMERS}
     found = in_turn(size(5, 1), warm_ups=0, before=lambda: None, **runs)
     for name, values in found.items():
         print(f"{name:>15}: {', '.join(f'{1e6 / value:,.0f}' for value in values)} messages/s")
@@ -43,11 +44,18 @@ def consuming() -> list[Figure]:
             for other in ("pika_threads", "yapw")
         ),
         Figure(where, "ours_asyncio, beside aio_pika", "µs", found["ours_asyncio"], found["aio_pika"]),
+        *(
+            Figure(where, f"{name}, processor time", "µs", processor[name], processor["pika_threads"])
+            for name in CONSUMERS
+        ),
     ]
 
 
-def _measured(name: str, messages: int) -> float:
-    """Fill the queue, and return the microseconds per message of a process that reads it."""
+def _measured(name: str, messages: int, processor: list[float]) -> float:
+    """Fill the queue, and return the microseconds per message of a process that reads it.
+
+    Add its processor time in microseconds per message, which other programs on the machine change less.
+    """
     with pika.BlockingConnection(pika.URLParameters(URL)) as connection:
         channel = connection.channel()
         channel.exchange_declare(EXCHANGE, "direct", durable=True)
@@ -59,19 +67,21 @@ def _measured(name: str, messages: int) -> float:
             channel.basic_publish(EXCHANGE, QUEUE, BODY, properties)
     command = [sys.executable, "-m", "tools.benchmarks.consuming", name, str(messages)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_SECONDS)
-    return float(done.stdout)
+    elapsed, used = map(float, done.stdout.split())
+    processor.append(used)
+    return elapsed
 
 
 def _until(messages: int) -> Callable[[], None]:
-    """Return a callback that ends the process at its last call, and prints the microseconds per call."""
+    """Return a callback that ends the process at its last call, and prints elapsed and processor time per call."""
     numbers, begun = itertools.count(1), []
 
     def called() -> None:
         number = next(numbers)
-        if number == 1:
-            begun.append(time.perf_counter())
-        elif number == messages:
-            print((time.perf_counter() - begun[0]) / (messages - 1) * 1e6, flush=True)
+        if number in (1, messages):
+            begun.append((time.perf_counter(), time.process_time()))
+        if number == messages:
+            print(*((end - start) / (messages - 1) * 1e6 for start, end in zip(*begun, strict=True)), flush=True)
             os._exit(0)
 
     return called
