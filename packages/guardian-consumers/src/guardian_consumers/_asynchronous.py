@@ -203,7 +203,8 @@ class _TaskHandler(Handler):
         It has not if it ignores the cancellation or blocks the loop. Then return where the loop is.
         """
         ended = self._interrupted[key] = Future()
-        if key not in self.running:  # before it could find this future
+        if key not in self.running:  # it may have ended before it could find this future
+            self._interrupted.pop(key, None)
             return "", True
         self._loop.call_soon_threadsafe(key.cancel)  # type: ignore[attr-defined]
         with suppress(FutureTimeout):
