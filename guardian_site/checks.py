@@ -87,9 +87,9 @@ def _removed() -> Iterable[CheckMessage]:
 
 
 def _unknown() -> Iterable[CheckMessage]:
-    from guardian_consumers import settings as consumers  # a slow import
+    from guardian_consumers import Settings  # a slow import
 
-    known = environment.declared.keys() | consumers.VARIABLES  # the command consume has settings of its own
+    known = environment.declared.keys() | Settings.variables()  # the command consume has settings of its own
     for name in sorted(os.environ.keys() - known - REMOVED_SETTINGS.keys()):
         if name.startswith(OUR_PREFIXES) and not NO_SETTINGS.fullmatch(name):
             nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.8)

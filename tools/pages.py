@@ -6,7 +6,7 @@
 
 import ast
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -18,6 +18,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
 EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
+
+PUBLIC_MODULES: dict[str, Sequence[str]] = {
+    "guardian-consumers": ("django", "headers", "metrics", "names"),
+    "guardian-store": (),
+}
+"""By package: its modules with public names. Those of the package itself are always public."""
 
 KINDS = {
     "flag": "true or false",
@@ -112,8 +118,8 @@ GENERATED: dict[Path, Callable[[], str]] = {
     EXAMPLE: example_file,
     PAGE: settings_page,
     **{
-        PROJECT / "packages" / name / "docs" / "reference.md": partial(reference, name.replace("-", "_"))
-        for name in ("guardian-consumers", "guardian-store")
+        PROJECT / "packages" / name / "docs" / "reference.md": partial(reference, name.replace("-", "_"), *modules)
+        for name, modules in PUBLIC_MODULES.items()
     },
 }
 

@@ -22,26 +22,40 @@ class Member(NamedTuple):
     is_function: bool = False
 
 
-def reference(package: str) -> str:
-    """Return the page of reference of a package."""
-    module = import_module(package)
+def reference(package: str, *others: str) -> str:
+    """Return the page of reference of a package and of its ``others``, which are public modules."""
+    paths = [package, *(f"{package}.{other}" for other in others)]
+    every = [f"`{path}.__all__`" for path in paths]
+    listed = f"{', '.join(every[:-1])} and {every[-1]}" if others else every[0]
     blocks = [
         f"# Reference of {package}",
-        f"The names in `{package}.__all__`. All others are private, and may change in any version.",
-        "\n".join(f"- [{name}](#{name.lower()})" for name in module.__all__),
+        textwrap.fill(f"The names in {listed}. All others are private, and may change in any version.", 120),
+        "\n".join(
+            f"- [{name}](#{_heading(path, name, package).lower().replace('.', '')})"
+            for path in paths
+            for name in import_module(path).__all__
+        ),
     ]
-    for name in module.__all__:
-        value = getattr(module, name)
-        blocks += [f"## {name}", *(_class(value, module) if inspect.isclass(value) else _other(name, value, package))]
+    for path in paths:
+        module = import_module(path)
+        for name in module.__all__:
+            value = getattr(module, name)
+            shown = _class(value, module) if inspect.isclass(value) else _other(name, value, path)
+            blocks += [f"## {_heading(path, name, package)}", *shown]
     return "\n\n".join([*blocks, "`make docs` writes this page from the docstrings."]) + "\n"
 
 
-def _other(name: str, value: Any, package: str) -> Iterator[str]:
-    """Yield a function or a constant, which the package declares in one place."""
+def _heading(path: str, name: str, package: str) -> str:
+    """Return a name after the package, such as "Consumer" and "django.once"."""
+    return f"{path}.{name}".removeprefix(f"{package}.")
+
+
+def _other(name: str, value: Any, path: str) -> Iterator[str]:
+    """Yield a function or a constant, which the package or module declares in one place."""
     if isinstance(value, FunctionType):
         declared = sys.modules[value.__module__]
     else:
-        modules = [module for path, module in sys.modules.items() if path.startswith(f"{package}.")]
+        modules = [module for other, module in sys.modules.items() if f"{other}.".startswith(f"{path}.")]
         [declared] = [module for module in modules if name in _members(module)]
     yield from _shown(_members(declared)[name])
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from guardian_consumers.names import parking_queue, return_key
-from guardian_consumers.retries import (
+from guardian_consumers.headers import (
     ATTEMPTS,
     ERROR,
     EXCHANGE,
@@ -21,6 +20,7 @@ from guardian_consumers.retries import (
     TRACEBACK,
     attempts_of,
 )
+from guardian_consumers.names import parking_queue, return_key
 from rabbit.entities import Binding
 from rabbit.names import user_of_queue
 from rabbit.permissions import allows, for_pulse_user

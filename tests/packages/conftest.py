@@ -5,8 +5,29 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from guardian_consumers import Consumer, Publisher
 from rabbit.permissions import for_pulse_user
-from tests.support.consumers import settings_at
+from tests.support.consumers import InLoop, InTasks, PublisherInLoops, settings_at
+
+
+@pytest.fixture(params=[Consumer, InTasks], ids=["threads", "asyncio"])
+def each_consumer(request, monkeypatch):
+    """Run a test with both kinds of consumers. Return the kind."""
+    monkeypatch.setattr(request.module, "Consumer", request.param)
+    return request.param
+
+
+@pytest.fixture(params=[Consumer, InLoop], ids=["threads", "asyncio"])
+def each_hanging_consumer(request, monkeypatch):
+    """Run a test with callbacks that hang in a thread, and in an event loop."""
+    monkeypatch.setattr(request.module, "Consumer", request.param)
+    monkeypatch.setattr("guardian_consumers._asynchronous.CANCEL_SECONDS", 0)
+
+
+@pytest.fixture(params=[Publisher, PublisherInLoops], ids=["threads", "asyncio"])
+def each_publisher(request, monkeypatch):
+    """Run a test with both kinds of publishers."""
+    monkeypatch.setattr(request.module, "Publisher", request.param)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The consumer on a real broker: outcomes of messages, and failures around them."""
 
+import asyncio
 import itertools
 import json
 import logging
@@ -25,6 +26,8 @@ import pytest
 import yapw.clients
 
 from guardian_consumers import (
+    AsyncConsumer,
+    AsyncPublisher,
     Consumer,
     ConsumerError,
     Discard,
@@ -42,8 +45,9 @@ from guardian_consumers import (
     Retry,
     SettingsError,
     Unroutable,
-    link,
+    _link,
     run_all,
+    run_all_async,
 )
 from guardian_consumers.django import in_transaction
 from rabbit.management import Management
@@ -64,6 +68,10 @@ from tests.support.proxy import Proxy
 from tests.support.toolbox import in_background, in_parallel, memory_alarm, queue_names, raising, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
+
+in_both = pytest.mark.usefixtures("each_consumer")
+in_both_hanging = pytest.mark.usefixtures("each_hanging_consumer")
+
 # Several addresses
 
 
@@ -88,6 +96,7 @@ def test_a_consumer_reconnects_to_a_cluster_that_was_renamed(node_settings, own_
             wait_until(lambda: consumer.counts["done"])
 
 
+@in_both
 def test_a_consumer_goes_on_at_the_next_address_when_its_node_is_lost(consumer_settings, amqp):
     url, calls = consumer_settings().url, []
     with Proxy.before(url) as proxy:
@@ -104,6 +113,7 @@ def test_a_consumer_goes_on_at_the_next_address_when_its_node_is_lost(consumer_s
 # Names, publishing, handling
 
 
+@in_both
 def test_a_yapw_publisher_reaches_our_consumer_by_routing_keys(consumer_settings):
     seen = []
     with consuming(Consumer(consumer_settings(), PlainQueue("work", ["orders", "returns"]), seen.append)):
@@ -162,6 +172,7 @@ def failing_consumer(consumer_settings, error, **changes):
     return Consumer(consumer_settings(**changes), "orders", callback), seen
 
 
+@in_both
 def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_settings, amqp):
     times = []
 
@@ -192,6 +203,7 @@ def test_a_poison_message_is_retried_and_parked_with_its_traceback(consumer_sett
     assert consumer.counts == {"retry": 2, "park": 1}
 
 
+@in_both
 @pytest.mark.parametrize(
     ("body", "properties", "expected"),
     [
@@ -210,10 +222,11 @@ def test_an_unreadable_body_is_parked_and_the_next_message_handled(consumer_sett
         parked, raw = take(amqp, PARKED)
         wait_until(lambda: consumer.counts["done"] == 1)
     assert raw == body
-    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {expected}")
+    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.Unreadable: {expected}")
     assert [message.body for message in seen] == [{"order": 18}]
 
 
+@in_both
 def test_unreadable_headers_park_the_message_and_keep_the_connection(consumer_settings, amqp):
     at_ = datetime.fromtimestamp(InMilliseconds.SECONDS, UTC)
     seen = []
@@ -232,6 +245,7 @@ def test_unreadable_headers_park_the_message_and_keep_the_connection(consumer_se
     assert consumer.counts == {"done": 1, "park": 2}
 
 
+@in_both
 def test_bodies_are_decoded_by_content_type_and_custom_decoders(consumer_settings, amqp):
     seen = []
     consumer = Consumer(
@@ -246,6 +260,7 @@ def test_bodies_are_decoded_by_content_type_and_custom_decoders(consumer_setting
     assert sorted(map(repr, seen)) == sorted(map(repr, [b"\x00\xff", "å", "<order/>", [1]]))
 
 
+@in_both
 @pytest.mark.parametrize(
     ("error", "calls", "parked", "left"),
     [
@@ -266,6 +281,7 @@ def test_a_callback_decides_its_messages_outcome_by_an_exception(consumer_settin
     wait_until(lambda: (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left))
 
 
+@in_both
 def test_an_exception_after_an_ack_does_not_requeue_the_message(consumer_settings, amqp):
     acks = []
 
@@ -307,6 +323,7 @@ def test_a_message_with_oversized_headers_and_error_is_parked(consumer_settings,
     assert properties.headers["consumer-error"].startswith("LookupError: xxx")
 
 
+@in_both
 def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_settings, amqp):
     consumer, seen = failing_consumer(consumer_settings, Park("look"))
     publish, lost = consumer.publisher.publish_async, []
@@ -335,6 +352,7 @@ def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(consumer_se
 # Prefetch
 
 
+@in_both
 def test_the_prefetch_is_one_at_first_and_grows_to_twenty(consumer_settings, amqp):
     at_once = []
     now = [0]
@@ -362,6 +380,7 @@ def test_the_prefetch_is_one_at_first_and_grows_to_twenty(consumer_settings, amq
 # Failures of the broker
 
 
+@in_both
 @pytest.mark.parametrize("error", [None, Park("look")], ids=["done", "parked"])
 def test_a_message_of_a_lost_connection_is_redelivered_and_finished_once(consumer_settings, amqp, broker, error):
     calls = []
@@ -408,6 +427,7 @@ class HoldFirst:
             raise Park("look")
 
 
+@in_both
 def test_a_deleted_queue_is_redeclared_without_losing_messages_in_hand(consumer_settings, amqp):
     holding = HoldFirst()
     with consuming(Consumer(consumer_settings(), "orders", holding)) as consumer:
@@ -429,6 +449,7 @@ def test_a_deleted_priority_level_is_redeclared_and_bound(consumer_settings, amq
     assert consumer.counts["reconnected"] == 0
 
 
+@in_both
 def test_a_deleted_parking_queue_is_redeclared(consumer_settings, amqp):
     holding = HoldFirst()
     with consuming(Consumer(consumer_settings(), "orders", holding)) as consumer:
@@ -496,6 +517,7 @@ def handler_of(calls):
     return callback
 
 
+@in_both
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_messages_for_a_full_parking_queue_wait_with_their_consumer(consumer_settings, amqp, full, caplog, queue_type):
     calls, published = Counter(), []
@@ -538,6 +560,7 @@ def test_a_consumer_takes_no_more_than_its_prefetch_while_messages_wait(consumer
     wait_until(lambda: length(amqp, QUEUE) == 5)
 
 
+@in_both
 def test_a_waiting_message_of_a_lost_connection_is_redelivered(consumer_settings, amqp, full):
     calls = Counter()
     consumer = Consumer(consumer_settings(), "orders", handler_of(calls))
@@ -553,6 +576,7 @@ def test_a_waiting_message_of_a_lost_connection_is_redelivered(consumer_settings
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
 
+@in_both_hanging
 def test_a_hung_callback_ends_the_consumer_once_its_message_is_parked(consumer_settings, amqp, full):
     release = threading.Event()
     settings = consumer_settings(time_limit=0.3, policy=Policy(Outcome.PARK))
@@ -590,6 +614,7 @@ def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(consumer_setting
         assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
 
 
+@in_both
 def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, broker):
     acks, given_up = [], threading.Event()
 
@@ -614,8 +639,9 @@ def test_an_ack_fails_once_its_connection_is_given_up(consumer_settings, amqp, b
     assert consumer.counts["void"] == 1
 
 
+@in_both
 def test_messages_that_wait_too_long_for_a_thread_are_requeued(consumer_settings, amqp, monkeypatch):
-    monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr("guardian_consumers._source.OVERDUE_SECONDS", 0.2)
     holding = HoldFirst()
     consumer = Consumer(consumer_settings(threads=1), "orders", holding)
     waiting = consumer._connection.waiting
@@ -642,6 +668,7 @@ def test_login_errors_do_not_show_the_password(consumer_settings):
         assert "wrong-" not in str(raised.value)
 
 
+@in_both
 def test_a_consumer_waiting_for_its_broker_can_be_stopped(consumer_settings, caplog):
     consumer = Consumer(consumer_settings(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
     consumer.start()
@@ -664,6 +691,7 @@ def test_a_consumer_can_be_stopped_while_it_connects():
     assert consumer.wait(0.01) == (False, None)
 
 
+@in_both
 def test_a_consumer_that_closes_while_callbacks_end_repeats_no_message(consumer_settings, amqp):
     seen = []
 
@@ -684,6 +712,7 @@ def test_a_consumer_that_closes_while_callbacks_end_repeats_no_message(consumer_
     assert length(amqp, QUEUE) == 0
 
 
+@in_both
 def test_closing_in_a_hurry_does_not_wait_for_the_broker(consumer_settings, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         consumer = Consumer(consumer_settings(url=proxy.url(consumer_settings().url)), "orders", lambda message: None)
@@ -713,6 +742,11 @@ async def ship_later(message):
 def ship_each(message):
     """Yield nothing."""
     yield
+
+
+def test_a_plain_function_is_no_callback_of_an_async_consumer():
+    with pytest.raises(SettingsError, match="the callback ship_each is not a coroutine function"):
+        AsyncConsumer(settings_at("amqp://x"), "orders", ship_each)
 
 
 @pytest.mark.parametrize("callback", [ship_later, ship_each])
@@ -747,6 +781,65 @@ def test_a_callback_over_its_time_limit_is_parked_with_its_stack(consumer_settin
     assert length(amqp, QUEUE) == 0
 
 
+def test_a_task_over_its_time_limit_is_cancelled_and_the_consumer_goes_on(consumer_settings, amqp):
+    cancelled = []
+
+    async def callback(message):
+        if message.body == 17:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(message.settled)
+                raise
+        elif message.body == 18:
+            raise asyncio.CancelledError  # of a task that it awaits
+
+    settings = consumer_settings(time_limit=0.5, policy=Policy(Outcome.PARK))
+    with consuming(AsyncConsumer(settings, "orders", callback)) as consumer:
+        publish_raw(amqp, b"17")
+        assert consumer.wait(1) == (False, None)
+        properties, _ = take(amqp, PARKED)
+        publish_raw(amqp, b"18")
+        assert take(amqp, PARKED)[0].headers["consumer-error"].startswith("asyncio.exceptions.CancelledError")
+        publish_raw(amqp, b"19")
+        wait_until(lambda: consumer.counts["done"])
+    assert cancelled == [True]
+    assert "await asyncio.sleep(60)" in properties.headers["consumer-traceback"]
+    assert "TimeLimitExceeded" in properties.headers["consumer-error"]
+    assert consumer.counts == {"park": 2, "done": 1}
+
+
+def test_coroutines_publish_at_once_and_a_cancelled_run_ends_after_its_callbacks(consumer_settings, amqp):
+    seen = []
+
+    async def callback(message):
+        if not message.attempts and message.body == 7:
+            raise LookupError
+        await message.publish(message.body, "packing", mandatory=True)
+        seen.append(message.body)
+
+    async def program():
+        consumer = AsyncConsumer(consumer_settings(), "orders", callback)
+        packing = AsyncConsumer(consumer_settings(), "packing", ship_later)
+        running = asyncio.create_task(run_all_async([consumer, packing]))
+        while not (consumer.connected and packing.connected):
+            await asyncio.sleep(0.01)
+        async with AsyncPublisher(consumer_settings()) as publisher:
+            await asyncio.gather(*(publisher.publish(number, "orders", mandatory=True) for number in range(50)))
+            with pytest.raises(Unroutable):
+                await publisher.publish({}, "nobody", mandatory=True)
+        while consumer.counts["done"] < 50:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return consumer, packing
+
+    consumer, packing = asyncio.run(program())
+    assert sorted(seen) == list(range(50))
+    assert (consumer.counts["retry"], consumer.connected, packing.connected) == (1, False, False)
+
+
 @pytest.mark.parametrize("late", [None, Park("too late")], ids=["returns", "raises"])
 def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consumer_settings, amqp, late):
     parking, ended = threading.Event(), threading.Event()
@@ -779,6 +872,7 @@ def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(consum
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
 
+@in_both
 def test_the_time_limit_excludes_parking_the_message(consumer_settings, amqp):
     consumer, seen = failing_consumer(consumer_settings, Park("look"), time_limit=0.2)
     publish, slowly = consumer.publisher.publish_async, threading.Event()
@@ -811,6 +905,7 @@ class BrokenLimiter:
         """Do nothing."""
 
 
+@in_both
 @pytest.mark.parametrize(
     ("limiter", "policy"),
     [(BrokenLimiter(), Policy()), (None, Policy(by_error={LookupError: "in the toolkit"}))],
@@ -830,6 +925,7 @@ def test_an_error_outside_the_callback_stops_the_consumer(consumer_settings, amq
     wait_until(lambda: length(amqp, QUEUE) == 1)
 
 
+@in_both
 def test_an_error_during_shutdown_is_raised(consumer_settings, amqp):
     release = threading.Event()
 
@@ -849,6 +945,7 @@ def test_an_error_during_shutdown_is_raised(consumer_settings, amqp):
         running.result(10)
 
 
+@in_both
 def test_run_all_stops_started_consumers_if_another_fails_to_start(consumer_settings, monkeypatch):
     first, second = (Consumer(consumer_settings(), key, lambda message: None) for key in ("orders", "returns"))
     monkeypatch.setattr(second, "start", lambda: (wait_until(lambda: first.connected), pytest.fail("no more threads")))
@@ -863,7 +960,7 @@ def test_run_all_stops_started_consumers_if_another_fails_to_start(consumer_sett
 
 def test_an_error_while_connecting_stops_the_consumer(consumer_settings):
     consumer = Consumer(consumer_settings(), "orders", lambda message: None)
-    with raising(link, "Connection", RuntimeError("no more sockets")):
+    with raising(_link, "Connection", RuntimeError("no more sockets")):
         consumer.start()
         ended, error = consumer.wait(5)
         consumer.close()
@@ -884,6 +981,7 @@ def test_a_vhost_at_its_connection_limit_is_retried(consumer_settings, managemen
         consumer.close()
 
 
+@in_both_hanging
 @pytest.mark.slow
 def test_a_callback_longer_than_three_heartbeats_loses_no_connection(consumer_settings, amqp):
     with consuming(
@@ -897,6 +995,7 @@ def test_a_callback_longer_than_three_heartbeats_loses_no_connection(consumer_se
 # A Pulse user
 
 
+@in_both
 def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(pulse_settings, management, vhost, amqp):
     settings = pulse_settings(queue_type="quorum")
     name = settings.pulse_user
@@ -931,7 +1030,7 @@ def test_a_pulse_user_without_the_setting_is_refused_with_the_exchanges_name(pul
 
 
 PROGRAM = """
-import time, os
+import asyncio, os, time
 def orders(message):
     if message.body == "poison":
         raise LookupError("no")
@@ -942,12 +1041,18 @@ def orders(message):
     with open(os.environ["DONE"], "a") as done:
         done.write(f"{message.body}\\n")
 """
+TASKS = (
+    PROGRAM.replace("def orders", "async def tasks")
+    .replace("message.publish", "await message.publish")
+    .replace("time.sleep", "await asyncio.sleep")
+)
+in_both_kinds = pytest.mark.parametrize("function", ["shop:orders", "shop:tasks=orders"], ids=["threads", "asyncio"])
 
 
 @pytest.fixture
 def program(consumer_settings, tmp_path):
     """Return a function that starts a consumer as a separate process."""
-    (tmp_path / "shop.py").write_text(PROGRAM)
+    (tmp_path / "shop.py").write_text(PROGRAM + TASKS)
     started = []
 
     def start(*arguments, command=("-m", "guardian_consumers"), **environment):
@@ -975,11 +1080,12 @@ def program(consumer_settings, tmp_path):
 
 
 @pytest.mark.slow
+@in_both_kinds
 @pytest.mark.parametrize(
     "command", [("-m", "guardian_consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"]
 )
-def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tmp_path, command):
-    process = program("shop:orders", command=command, RABBIT_THREADS="5")
+def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tmp_path, command, function):
+    process = program(function, command=command, RABBIT_THREADS="5")
     done = tmp_path / "done"
     wait_until(lambda: queue_exists(amqp, QUEUE), 60)  # Django starts slowly
     for number in range(40):
@@ -994,8 +1100,9 @@ def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tm
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp):
-    process = program("shop:orders", SLEEP="60")
+@in_both_kinds
+def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp, function):
+    process = program(function, SLEEP="60")
     wait_until(lambda: queue_exists(amqp, QUEUE))
     publish_raw(amqp, b"17")
     assert any(line == "begun\n" for line in process.stdout)
@@ -1046,6 +1153,7 @@ def connect(settings):
     return Amqp(base, vhost)
 
 
+@in_both
 @pytest.mark.soak
 def test_after_an_acknowledgement_timeout_the_late_ack_is_void(node_settings, own_node):
     calls = []
@@ -1070,6 +1178,7 @@ def test_after_an_acknowledgement_timeout_the_late_ack_is_void(node_settings, ow
     assert consumer.counts["reconnected"] == 1
 
 
+@in_both
 def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(node_settings, own_node):
     fail, tries = threading.Event(), Counter()
 
@@ -1121,6 +1230,7 @@ def test_during_an_alarm_a_single_thread_goes_on_with_other_messages(node_settin
     assert set(calls.values()) == {1}
 
 
+@in_both_hanging
 def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(node_settings, own_node):
     release = threading.Event()
     settings = node_settings(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
@@ -1144,13 +1254,14 @@ def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(node_settings
     assert consumer.counts == {"park": 1}
 
 
-def test_during_an_alarm_sigterm_ends_a_callback_that_waits_for_a_confirm(node_settings, own_node, program):
+@in_both_kinds
+def test_during_an_alarm_sigterm_ends_a_callback_that_waits_for_a_confirm(node_settings, own_node, program, function):
     with consuming(Consumer(node_settings(), "orders", pytest.fail)):
         pass
     amqp = connect(node_settings())
     publish_raw(amqp, b'"forward"')
     with memory_alarm(own_node):
-        process = program("shop:orders", RABBIT_URL=node_settings().url)
+        process = program(function, RABBIT_URL=node_settings().url)
         assert any("accepts no messages" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
@@ -1166,6 +1277,7 @@ def publishing_is_refused(publisher):
     return False
 
 
+@in_both
 @pytest.mark.soak
 def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(node_settings, own_node):
     handled, published, uncertain = [], [], set()

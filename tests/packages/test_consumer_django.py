@@ -10,11 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
-from guardian_consumers import Consumer, Outcome, PlainQueue, Policy, Publisher
-from guardian_consumers.django import in_transaction, once, rewrite
+from guardian_consumers import AsyncConsumer, Consumer, Outcome, PlainQueue, Policy, Publisher
+from guardian_consumers.django import in_transaction, once, rewrite, with_fresh_connections
 from guardian_consumers.processed.models import Processed
 from queues.models import QueueSample
 from tests.support.consumers import consuming, length, publish_raw, take
@@ -131,6 +132,7 @@ def is_waited_for():
         return cursor.fetchone()[0]
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_a_message_delivered_twice_at_once_is_processed_once(consumer_settings, amqp, work_rows):
     both = threading.Barrier(2, timeout=10)
     calls = []
@@ -339,6 +341,7 @@ def test_a_database_lost_after_the_work_is_done_changes_nothing(consumer_setting
     assert (work_rows(), len(invoices())) == (["17"], 1)
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_a_publication_failed_after_the_commit_is_retried_with_all_its_properties_but_without_the_work(
     consumer_settings, amqp, work_rows, invoices
 ):
@@ -403,3 +406,19 @@ def test_threads_close_database_connections_past_their_age(consumer_settings, am
         wait_until(lambda: len(left) == 10)
     assert left == [None] * 10
     assert len(work_rows()) == 10
+
+
+def test_a_coroutine_gets_a_fresh_connection_for_each_message(consumer_settings, amqp, work_rows):
+    found = []
+
+    @with_fresh_connections
+    async def callback(message):
+        found.append(await sync_to_async(lambda: connections["default"].connection)())
+        await sync_to_async(insert)(message)
+
+    with consuming(AsyncConsumer(consumer_settings(prefetch="young"), "orders", callback)) as consumer:
+        for number in range(3):
+            publish_raw(amqp, b"%d" % number)
+        wait_until(lambda: consumer.counts["done"] == 3)
+    assert found == [None] * 3
+    assert work_rows() == ["0", "1", "2"]

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from guardian_consumers import settings as settings_module
+from guardian_consumers import _settings as settings_module
 from tests.support.consumers import settings_at, without_django
 from tests.support.toolbox import wait_until
 
@@ -59,7 +59,7 @@ def test_the_example_of_the_guide_prints_what_the_guide_says(environment, amqp):
         consumers.wait()
     assert re.fullmatch(r"order [0-9a-f]{8} of ann", printed[0])
     assert printed[1:] == ["packed book, try 1", "packed glass, try 2"]
-    assert parked.headers["consumer-error"].startswith("guardian_consumers.outcomes.Park: nobody can't pay")
+    assert parked.headers["consumer-error"].startswith("guardian_consumers.Park: nobody can't pay")
 
 
 def test_the_guide_lists_every_setting_with_its_default():

@@ -35,6 +35,7 @@ def scrape(port):
     }
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_prometheus_metrics_count_outcomes_and_messages_in_hand(consumer_settings, amqp):
     begun = time.time()
     held = []
@@ -53,6 +54,7 @@ def test_prometheus_metrics_count_outcomes_and_messages_in_hand(consumer_setting
         for body in (b'"hold"', b'"fail"', b"1", b"2"):
             publish_raw(amqp, body)
         wait_until(lambda: consumer.counts["park"] and consumer.counts["done"] == 2)
+        wait_until(lambda: scrape(port)["consumer_seconds_count"] >= 4)  # listeners are called after the count
         figures = scrape(port)
         link = consumer._connection._link
         link.call(lambda: link.reconnect("as by a crash"))  # what is in hand is void

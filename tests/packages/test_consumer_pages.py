@@ -115,6 +115,18 @@ def test_the_links_of_a_page_lead_to_files_and_headings(page):
         assert not heading or heading in slugs, heading
 
 
+@pytest.mark.parametrize("command", ["python async_worker.py", "consume async_worker:mails async_worker:orders"])
+def test_coroutines_consume_and_publish(start, settings, command):
+    worker = start(command)
+    for key in ("mails", "orders"):
+        publish(settings, {"book": "Ulysses"}, key)
+        assert worker.stdout.readline() == "shipped Ulysses\n"
+    assert start("python async_order.py").wait(30) == 0
+    assert {worker.stdout.readline() for _ in range(2)} == {"shipped Dune\n", "shipped Emma\n"}
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+
+
 def test_a_policy_keeps_the_other_settings_of_the_environment(start, settings, amqp):
     worker = start("python policy.py")
     publish(settings, {"thing": "glass"}, "orders")

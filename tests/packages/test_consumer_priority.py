@@ -30,9 +30,9 @@ from guardian_consumers import (
     Settings,
     SettingsError,
 )
+from guardian_consumers._priority import RankedBuffer, parse_ranges, priority_exchange, priority_of
 from guardian_consumers.move_priorities import main, move
 from guardian_consumers.names import level_queue, priority_queue
-from guardian_consumers.priority import RankedBuffer, parse_ranges, priority_exchange, priority_of
 from tests.support.consumers import (
     QUEUE,
     InMilliseconds,
@@ -263,6 +263,7 @@ def declare(settings):
         return settings
 
 
+@pytest.mark.usefixtures("each_consumer")
 @pytest.mark.parametrize("by", BY)
 def test_the_callback_sees_one_queue_with_high_priorities_first(consumer_settings, amqp, publish, by):
     settings = declare(consumer_settings(priorities=by, prefetch=40, threads=1))
@@ -294,6 +295,7 @@ def test_each_message_goes_to_the_queue_of_its_range(consumer_settings, amqp, pu
     assert lengths(amqp) == {ALL[0]: 6, ALL[1]: 4, ALL[2]: 4}
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_slow_low_priority_messages_leave_threads_for_high_ones(consumer_settings, amqp, publish):
     release, begun = {0: threading.Event(), 9: threading.Event()}, []
 
@@ -321,6 +323,7 @@ def test_slow_low_priority_messages_leave_threads_for_high_ones(consumer_setting
         wait_until(lambda: consumer.counts["done"] == 29)
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(consumer_settings, amqp, publish):
     settings = declare(consumer_settings(priorities="0-4,5-9", prefetch=5, threads=1, priority_ageing=0.1))
     seen = []

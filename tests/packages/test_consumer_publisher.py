@@ -6,13 +6,16 @@ from pika.frame import Method
 from pika.spec import Basic
 
 from guardian_consumers import NotPublished, Publisher, Unroutable
-from guardian_consumers.publisher import _PendingMessage
+from guardian_consumers._publisher import _PendingMessage
 from tests.support.consumers import settings_at
 from tests.support.toolbox import wait_until
 
 AWAY = "amqp://127.0.0.1:1"
 
+in_both = pytest.mark.usefixtures("each_publisher")
 
+
+@in_both
 def test_messages_whose_timeout_passed_in_an_outage_are_dropped():
     with Publisher(settings_at(AWAY)) as publisher:
         kept = publisher.publish_async(*publisher.prepare("kept", "orders")[:3], mandatory=False)
@@ -31,6 +34,7 @@ def test_messages_cancelled_in_an_outage_are_dropped():
         wait_until(lambda: [waiting.done for waiting in publisher._unsent] == [kept])
 
 
+@in_both
 def test_messages_waiting_for_the_broker_fail_when_the_publisher_closes():
     publisher = Publisher(settings_at(AWAY))
     futures = [publisher.publish_async(*publisher.prepare(n, "orders")[:3], mandatory=False) for n in range(3)]

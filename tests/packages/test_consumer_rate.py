@@ -16,8 +16,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
-from guardian_consumers.rate import SCRIPT, validate_rate
-from guardian_consumers.workers import RateLimited, Workers
+from guardian_consumers._rate import SCRIPT, validate_rate
+from guardian_consumers._workers import RateLimited, Workers
 from tests.support.consumers import QUEUE, consuming, length, publish_raw, settings_at
 from tests.support.rates import max_excess, rate_deviation, taken
 from tests.support.toolbox import in_parallel, wait_until
@@ -266,7 +266,7 @@ def test_a_redis_key_of_another_type_blocks_and_is_logged(shared, server, caplog
 
 
 def test_a_lost_redis_blocks_and_restarts_with_an_empty_bucket(caplog):
-    caplog.set_level(logging.INFO, "guardian_consumers.rate")
+    caplog.set_level(logging.INFO, "guardian_consumers._rate")
     with PrivateRedis() as server:
         bucket = SharedTokenBucket(20, 10, name="x", redis_url=server.url)
         for _ in range(3):
@@ -329,6 +329,7 @@ def test_four_processes_keep_to_one_rate(server):
 # In a consumer
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_a_consumer_keeps_to_its_configured_rate(consumer_settings, amqp):
     times = []
     with consuming(Consumer(consumer_settings(rate=50), "orders", lambda message: times.append(time.monotonic()))):
@@ -350,6 +351,7 @@ def counted_arrivals(consumer):
         yield arrived
 
 
+@pytest.mark.usefixtures("each_consumer")
 @pytest.mark.slow
 def test_at_a_slow_rate_messages_wait_in_the_queue(consumer_settings, amqp):
     done = []
@@ -366,6 +368,7 @@ def test_at_a_slow_rate_messages_wait_in_the_queue(consumer_settings, amqp):
     assert len(arrived) <= 7  # two for each token and before the first, without repeated fetching
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_slow_callbacks_do_not_lower_the_rate(consumer_settings, amqp):
     """At ten a second and with blocked callbacks, twenty are started, not the ten that a second needs."""
     begun, release = [], threading.Event()
@@ -386,6 +389,7 @@ def test_slow_callbacks_do_not_lower_the_rate(consumer_settings, amqp):
     assert consumer.counts == {"done": len(begun)}
 
 
+@pytest.mark.usefixtures("each_consumer")
 def test_a_consumer_waiting_for_a_token_stops_at_once(consumer_settings, amqp):
     consumer = Consumer(consumer_settings(rate=0.01), "orders", lambda message: None)
     with consuming(consumer):

@@ -10,13 +10,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from guardian_consumers import Discard, Halt, Names, Outcome, Park, Policy, Requeue, Retry, Settings, SettingsError
-from guardian_consumers.delivery import Delivery, QueueChannel
+from guardian_consumers._delivery import Delivery, QueueChannel
+from guardian_consumers._outcomes import Unreadable, decide
+from guardian_consumers._publisher import Publisher
+from guardian_consumers._retries import delayed, message_id_of, parked
+from guardian_consumers._source import FifoBuffer
+from guardian_consumers._workers import Workers
+from guardian_consumers.headers import ERROR, TRACEBACK
 from guardian_consumers.names import delay_queue, parking_queue, return_key
-from guardian_consumers.outcomes import Unreadable, decide
-from guardian_consumers.publisher import Publisher
-from guardian_consumers.retries import ERROR, TRACEBACK, delayed, message_id_of, parked
-from guardian_consumers.source import FifoBuffer
-from guardian_consumers.workers import Workers
 from rabbit.permissions import allows, for_pulse_user
 from tests.support.toolbox import wait_until_equal
 
@@ -317,7 +318,7 @@ def test_a_delay_that_is_no_number_is_a_type_error(after):
 
 
 def test_overdue_messages_are_found_oldest_first(monkeypatch):
-    monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 100)
+    monkeypatch.setattr("guardian_consumers._source.OVERDUE_SECONDS", 100)
     waiting, now = FifoBuffer(), time.monotonic()
     old, older, young = delivery(b"1"), delivery(b"2"), delivery(b"3")
     older.since, old.since = now - 300, now - 200

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from guardian_consumers import retries
+from guardian_consumers import _retries as retries
 from queues.rules import dead_letters
 from queues.rules.dead_letters import Source
 from rabbit.entities import Binding

@@ -3,7 +3,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from guardian_consumers import retries
+from guardian_consumers import _retries as retries
 from queues.guard.once import run_once
 from queues.models import Move, Queue
 from queues.moves import moving

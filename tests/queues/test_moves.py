@@ -8,7 +8,7 @@ import pytest
 from accounts.models import Owner, PulseUser
 from core.broker import session
 from core.refusals import Refusal
-from guardian_consumers import retries
+from guardian_consumers import _retries as retries
 from queues.archives.replay import ORIGINAL_HEADER
 from queues.guard import consumer_health, deleter, destroying, monitor
 from queues.guard.once import run_once

@@ -1,13 +1,15 @@
 """Settings of consumers on the tests' broker, and what their queues contain."""
 
+import asyncio
 import contextlib
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pika
 
-from guardian_consumers import Policy, Settings
+from guardian_consumers import AsyncConsumer, AsyncMessage, AsyncPublisher, Policy, Publisher, Settings
 from tests.support.toolbox import wait_until
 
 QUEUE = "shop_test_orders"
@@ -70,6 +72,48 @@ def queue_exists(amqp, queue):
         return False
     channel.close()
     return True
+
+
+class BlockingMessage(AsyncMessage):
+    """The message of a coroutine, for a plain callback in another thread."""
+
+    __slots__ = ()
+
+    def publish(self, *arguments, **options):
+        loop = self._consumer._handler._loop
+        asyncio.run_coroutine_threadsafe(super().publish(*arguments, **options), loop).result()
+
+
+class InTasks(AsyncConsumer):
+    """An `AsyncConsumer` that is used as a `Consumer`: its coroutine calls a plain callback in a thread."""
+
+    _publisher_class = Publisher
+
+    def __init__(self, settings, source, callback, **options):
+        super().__init__(settings, source, self._called_in_thread, **options)
+        self._plain_callback = callback
+        self._threads = ThreadPoolExecutor(100)
+
+    async def _called_in_thread(self, message):
+        message.__class__ = BlockingMessage
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._plain_callback, message)
+
+    def run(self, **options):
+        asyncio.run(super().run(**options))
+
+
+class InLoop(InTasks):
+    """Calls a plain callback in the event loop, which it blocks."""
+
+    async def _called_in_thread(self, message):
+        self._plain_callback(message)
+
+
+class PublisherInLoops(AsyncPublisher):
+    """An `AsyncPublisher` that is used as a `Publisher`: each call is a coroutine in an event loop of its own."""
+
+    def publish(self, *arguments, **options):
+        asyncio.run(super().publish(*arguments, **options))
 
 
 class InMilliseconds(pika.BasicProperties):

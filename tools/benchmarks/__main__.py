@@ -29,8 +29,11 @@ BENCHMARKS = {
     "orphan_sweep": "agents",
     "publishing": "agents",
     "message_store_cassandra": "message_store_cassandra",
+    "consuming": "consuming",
 }
 """The module of each benchmark. The function has the benchmark's name."""
+
+WITHOUT_DATABASE = ("message_store_cassandra", "consuming")
 
 
 def main() -> int:
@@ -49,7 +52,7 @@ def main() -> int:
     for name, module in BENCHMARKS.items():
         if arguments.only and name not in arguments.only:
             continue
-        for database in ("SQLite",) if name == "message_store_cassandra" else ("SQLite", "PostgreSQL"):
+        for database in ("SQLite",) if name in WITHOUT_DATABASE else ("SQLite", "PostgreSQL"):
             console.print(f"{name}, {database}", style="dim")
             try:
                 measured = measure(module, name, database, small=arguments.small)

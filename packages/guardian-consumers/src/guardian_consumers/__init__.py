@@ -3,17 +3,17 @@
 `docs/consumers.md` is the guide.
 """
 
-from guardian_consumers.consumer import Consumer, run_all
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.errors import ConsumerError, Halted, Hung, NotPublished, Refused, SettingsError, Unroutable
-from guardian_consumers.message import Message
-from guardian_consumers.names import Names
-from guardian_consumers.outcomes import Discard, Halt, Outcome, Park, Policy, Requeue, Retry
-from guardian_consumers.priority import BrokerPriorities, PriorityQueues
-from guardian_consumers.publisher import Publication, Publisher
-from guardian_consumers.rate import SharedTokenBucket, TokenBucket
-from guardian_consumers.settings import Settings
-from guardian_consumers.source import (
+from guardian_consumers._asynchronous import AsyncConsumer, AsyncMessage, AsyncPublisher, run_all_async
+from guardian_consumers._consumer import Consumer, run_all
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._errors import ConsumerError, Halted, Hung, NotPublished, Refused, SettingsError, Unroutable
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Discard, Halt, Outcome, Park, Policy, Requeue, Retry
+from guardian_consumers._priority import BrokerPriorities, PriorityQueues
+from guardian_consumers._publisher import Publication, Publisher
+from guardian_consumers._rate import SharedTokenBucket, TokenBucket
+from guardian_consumers._settings import Settings
+from guardian_consumers._source import (
     Binding,
     DeliveryBuffer,
     Exchange,
@@ -24,8 +24,12 @@ from guardian_consumers.source import (
     Routed,
     Source,
 )
+from guardian_consumers.names import Names
 
 __all__ = [
+    "AsyncConsumer",
+    "AsyncMessage",
+    "AsyncPublisher",
     "Binding",
     "BrokerPriorities",
     "Consumer",
@@ -61,4 +65,5 @@ __all__ = [
     "TokenBucket",
     "Unroutable",
     "run_all",
+    "run_all_async",
 ]

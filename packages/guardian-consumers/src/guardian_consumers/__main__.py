@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from guardian_consumers.command import (
+from guardian_consumers._command import (
     EXIT_CODES,
     INVALID_SETTING,
     add_arguments,
@@ -14,7 +14,7 @@ from guardian_consumers.command import (
     consume_in_django,
     set_up_django,
 )
-from guardian_consumers.errors import SettingsError
+from guardian_consumers._errors import SettingsError
 
 
 def main(prog: str = "python -m guardian_consumers") -> int:

@@ -21,12 +21,13 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import pika
+from asgiref.sync import sync_to_async
 from django.db import (
     DEFAULT_DB_ALIAS,
     DatabaseError,
@@ -39,12 +40,12 @@ from django.db import (
     transaction,
 )
 
-from guardian_consumers.errors import NotPublished
-from guardian_consumers.handler import require_function
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Retry, TimeLimitExceeded
-from guardian_consumers.publisher import Publication
-from guardian_consumers.retries import GENERATED_ID_PREFIX
+from guardian_consumers._errors import NotPublished
+from guardian_consumers._handler import is_coroutine_function, require_function
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Retry, TimeLimitExceeded
+from guardian_consumers._publisher import Publication
+from guardian_consumers._retries import GENERATED_ID_PREFIX
 
 __all__ = ["in_transaction", "once", "rewrite", "with_fresh_connections"]
 
@@ -149,6 +150,20 @@ def with_fresh_connections(work: Work) -> Work:
 
     Stale are connections that failed or are older than CONN_MAX_AGE.
     """
+
+    if is_coroutine_function(work):
+        # Django's asynchronous ORM has its connections in one thread.
+        close = sync_to_async(close_old_connections)
+
+        @wraps(work)
+        async def handle_in_task(message: Message) -> None:
+            await close()
+            try:
+                await cast(Awaitable[object], work(message))
+            finally:
+                await close()
+
+        return handle_in_task
 
     require_function(work)
 

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from guardian_consumers.consumer import Consumer
-from guardian_consumers.errors import SettingsError
-from guardian_consumers.outcomes import Outcome
+from guardian_consumers._consumer import Consumer
+from guardian_consumers._errors import SettingsError
+from guardian_consumers._outcomes import Outcome
 
 __all__ = ["create_registry", "serve_metrics"]
 

@@ -25,10 +25,14 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from guardian_consumers import retries
-from guardian_consumers.delivery import Delivery, QueueChannel
-from guardian_consumers.errors import ConsumerError, NotPublished, Refused, SettingsError, Unroutable
-from guardian_consumers.link import Connection
+from guardian_consumers import _retries as retries
+from guardian_consumers._delivery import Delivery, QueueChannel
+from guardian_consumers._errors import ConsumerError, NotPublished, Refused, SettingsError, Unroutable
+from guardian_consumers._link import Connection
+from guardian_consumers._outcomes import Unreadable
+from guardian_consumers._priority import BROKER, MAX_PRIORITY, parse_ranges, priority_of
+from guardian_consumers._publisher import Publisher
+from guardian_consumers._settings import Settings
 from guardian_consumers.names import (
     level_queue,
     moved_exchange,
@@ -38,10 +42,6 @@ from guardian_consumers.names import (
     return_key,
     unmoved_exchange,
 )
-from guardian_consumers.outcomes import Unreadable
-from guardian_consumers.priority import BROKER, MAX_PRIORITY, parse_ranges, priority_of
-from guardian_consumers.publisher import Publisher
-from guardian_consumers.settings import Settings
 
 DONE, FAILED, INVALID_SETTING = 0, 1, 2
 

@@ -6,7 +6,9 @@ yapw computes the same names, but only in clients, which connect immediately.
 import re
 from dataclasses import dataclass
 
-from guardian_consumers.errors import SettingsError
+from guardian_consumers._errors import SettingsError
+
+__all__ = ["delay_queue", "level_queue", "parking_queue", "priority_queue", "return_key"]
 
 MAX_NAME_BYTES = 255
 """AMQP's limit for names and routing keys."""

@@ -3,7 +3,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from guardian_consumers.command import EXIT_CODES, add_arguments, consume_in_django
+from guardian_consumers._command import EXIT_CODES, add_arguments, consume_in_django
 
 
 class Command(BaseCommand):

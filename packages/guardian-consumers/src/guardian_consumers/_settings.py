@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pika
 
-from guardian_consumers.errors import SettingsError
+from guardian_consumers._errors import SettingsError
+from guardian_consumers._outcomes import Outcome, Policy
+from guardian_consumers._priority import BROKER, source_for
+from guardian_consumers._rate import WAIT, SharedTokenBucket, TokenBucket
+from guardian_consumers._source import Limiter, Source
 from guardian_consumers.names import Names
-from guardian_consumers.outcomes import Outcome, Policy
-from guardian_consumers.priority import BROKER, source_for
-from guardian_consumers.rate import WAIT, SharedTokenBucket, TokenBucket
-from guardian_consumers.source import Limiter, Source
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,11 @@ class Settings:
         return SharedTokenBucket(
             self.rate, self.burst, name=self.rate_name or name, redis_url=self.rate_redis_url, away=self.rate_away
         )
+
+    @staticmethod
+    def variables() -> frozenset[str]:
+        """Return the names of the environment variables that `from_environment` reads."""
+        return VARIABLES
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":

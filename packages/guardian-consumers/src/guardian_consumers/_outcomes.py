@@ -1,5 +1,6 @@
 """The rule that decides the outcome of a message whose callback raised an exception."""
 
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -121,5 +122,5 @@ def _outcome(error: BaseException, policy: Policy) -> Outcome:
     for kind in type(error).__mro__:
         if kind in policy.by_error:
             return policy.by_error[kind]
-    # SystemExit and the like are meant to end the process.
-    return policy.default if isinstance(error, Exception) else Outcome.HALT
+    # SystemExit and the like are meant to end the process, but a cancelled task of a callback is not.
+    return policy.default if isinstance(error, Exception | CancelledError) else Outcome.HALT

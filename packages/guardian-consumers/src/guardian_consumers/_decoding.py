@@ -5,7 +5,7 @@ from typing import Any
 
 import yapw.util
 
-from guardian_consumers.outcomes import Unreadable
+from guardian_consumers._outcomes import Unreadable
 
 Decoder = Callable[[bytes], Any]
 

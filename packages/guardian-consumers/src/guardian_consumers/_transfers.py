@@ -19,16 +19,16 @@ from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.errors import ConsumerError, NotPublished, Unroutable
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Outcome
-from guardian_consumers.publisher import PATIENCE_CHECK_SECONDS
-from guardian_consumers.source import OVERDUE_SECONDS
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._errors import ConsumerError, NotPublished, Unroutable
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Outcome
+from guardian_consumers._publisher import PATIENCE_CHECK_SECONDS
+from guardian_consumers._source import OVERDUE_SECONDS
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Consumer
-    from guardian_consumers.delivery import Delivery
+    from guardian_consumers._consumer import Consumer
+    from guardian_consumers._delivery import Delivery
 
 logger = logging.getLogger(__name__)
 

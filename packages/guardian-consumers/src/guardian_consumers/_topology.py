@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from guardian_consumers import retries
-from guardian_consumers.link import Link, Steps
+from guardian_consumers import _retries as retries
+from guardian_consumers._link import Link, Steps
+from guardian_consumers._publisher import declare_exchange
+from guardian_consumers._settings import Settings
+from guardian_consumers._source import Binding, Exchange, PhysicalQueue, Routed, Source
 from guardian_consumers.names import delay_queue, parking_queue, return_key
-from guardian_consumers.publisher import declare_exchange
-from guardian_consumers.settings import Settings
-from guardian_consumers.source import Binding, Exchange, PhysicalQueue, Routed, Source
 
 
 def declare(link: Link, channel: Any, settings: Settings, source: Source, queues: Sequence[PhysicalQueue]) -> Steps:

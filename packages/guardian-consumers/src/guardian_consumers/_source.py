@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from guardian_consumers.delivery import Delivery
+from guardian_consumers._delivery import Delivery
 from guardian_consumers.names import Names, moved_exchange, priority_exchange, priority_queue, return_key
 
 OVERDUE_SECONDS = 240.0

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from guardian_consumers.link import Steps
+    from guardian_consumers._link import Steps
 
 
 class Delivery:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from guardian_consumers.delivery import Delivery, QueueChannel
-from guardian_consumers.link import Link, Steps, open_channel
-from guardian_consumers.outcomes import Outcome
-from guardian_consumers.settings import Settings
-from guardian_consumers.source import Limiter, OverdueBuffer, PhysicalQueue
-from guardian_consumers.topology import declare
+from guardian_consumers._delivery import Delivery, QueueChannel
+from guardian_consumers._link import Link, Steps, open_channel
+from guardian_consumers._outcomes import Outcome
+from guardian_consumers._settings import Settings
+from guardian_consumers._source import Limiter, OverdueBuffer, PhysicalQueue
+from guardian_consumers._topology import declare
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Consumer
+    from guardian_consumers._consumer import Consumer
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,18 @@
 """The time limit of callbacks, checked by the thread that waits for the consumer."""
 
 import logging
-import sys
 import threading
 import time
-import traceback
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from guardian_consumers.errors import Hung
-from guardian_consumers.handler import Handler
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import TimeLimitExceeded
+from guardian_consumers._errors import Hung
+from guardian_consumers._handler import Handler
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import TimeLimitExceeded
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Consumer
+    from guardian_consumers._consumer import Consumer
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +20,10 @@ logger = logging.getLogger(__name__)
 class TimeLimit:
     """Settles messages whose callbacks exceed the settings' ``time_limit``, and stops the consumer.
 
-    A thread can't be stopped from outside, so the process must be restarted. Without this limit the broker's ack
-    timeout (30 minutes) would close the channel, and the next thread would hang on the same message. Each such message
-    is settled in its own thread: this blocks while the broker accepts no messages.
+    A thread can't be stopped from outside, so the process must be restarted. A task is cancelled, and the consumer goes
+    on. Without this limit the broker's ack timeout (30 minutes) would close the channel, and the next callback would
+    hang on the same message. Each such message is settled in its own thread: this blocks while the broker accepts no
+    messages.
     """
 
     def __init__(self, consumer: "Consumer", handler: Handler) -> None:
@@ -36,21 +36,23 @@ class TimeLimit:
     def check(self) -> None:
         """Claim and settle the messages whose callbacks exceed the limit."""
         now, seconds = time.monotonic(), self._consumer.settings.time_limit
-        for thread, (message, since) in list(self._handler.running.items()):
+        for key, (message, since) in list(self._handler.running.items()):
             if not seconds or now - since < seconds or not message._claim():
                 continue
-            frame = sys._current_frames().get(thread)
-            trace = "".join(traceback.format_stack(frame)) if frame else ""
             error = TimeLimitExceeded(f"the callback did not return or acknowledge within {seconds:g} s")
-            logger.error("%s: %r: %s; it is at:\n%s", self._name, message, error, trace)
             name = f"{self._name}-hung-{len(self.threads) + 1}"
-            settling = threading.Thread(target=self._settle, args=(message, error, trace), name=name, daemon=True)
+            settling = threading.Thread(target=self._settle, args=(key, message, error), name=name, daemon=True)
             self.threads[message] = settling
             settling.start()
 
-    def _settle(self, message: Message, error: TimeLimitExceeded, trace: str) -> None:
+    def _settle(self, key: Hashable, message: Message, error: TimeLimitExceeded) -> None:
         try:
+            trace, has_ended = self._handler.interrupt(key)
+            logger.error("%s: %r: %s; it is at:\n%s", self._name, message, error, trace)
             self._handler.failed(message, error, trace)
+            if has_ended:
+                del self.threads[message]
+                return
             self._handler.transfers.wait(message)
         except Exception as failure:
             logger.exception("%s: %r can't be settled", self._name, message)

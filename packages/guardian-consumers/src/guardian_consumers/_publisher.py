@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -22,11 +22,11 @@ from weakref import WeakSet
 import pika
 import yapw.util
 
-from guardian_consumers.decoding import JSON
-from guardian_consumers.errors import ConsumerError, NotPublished, Unroutable
-from guardian_consumers.link import CLOSE_SECONDS, Link, Steps, open_channel
-from guardian_consumers.priority import MAX_PRIORITY, PRIORITY_HEADER
-from guardian_consumers.settings import Settings
+from guardian_consumers._decoding import JSON
+from guardian_consumers._errors import ConsumerError, NotPublished, Unroutable
+from guardian_consumers._link import CLOSE_SECONDS, Link, Steps, open_channel
+from guardian_consumers._priority import MAX_PRIORITY, PRIORITY_HEADER
+from guardian_consumers._settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -166,19 +166,23 @@ class Publisher:
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
         pending = self._enqueue(routing_key, body, properties, mandatory)
-        seconds = self._settings.publish_timeout if timeout is None else timeout
+        for seconds in self._waits(pending, timeout, is_stopping):
+            with suppress(FutureTimeout):
+                pending.done.result(seconds)
+                return
+
+    def _waits(
+        self, pending: _PendingMessage, timeout: float | None, is_stopping: Callable[[], bool]
+    ) -> Iterator[float]:
+        """Yield how long to wait for a confirm, again after each wait. Raises NotPublished when it is time to stop."""
         begun = time.monotonic()
-        until = begun + seconds
-        while True:
+        until = begun + (self._settings.publish_timeout if timeout is None else timeout)
+        is_late = is_hopeless = False
+        while not ((is_late or is_hopeless) and pending.done.cancel()):
             is_hopeless = self.blocked and is_stopping()  # read before the wait: a confirm may be on its way
             left = until - time.monotonic()
-            try:
-                pending.done.result(min(left, PATIENCE_CHECK_SECONDS) if left > 0 else PATIENCE_CHECK_SECONDS)
-                return
-            except FutureTimeout:
-                is_late = time.monotonic() >= until
-                if (is_late or is_hopeless) and pending.done.cancel():
-                    break
+            yield min(left, PATIENCE_CHECK_SECONDS) if left > 0 else PATIENCE_CHECK_SECONDS
+            is_late = time.monotonic() >= until
         if self.blocked:
             why = "it accepts no messages, since it runs short of memory or disk"
         else:

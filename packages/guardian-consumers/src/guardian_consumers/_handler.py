@@ -2,23 +2,24 @@
 
 import inspect
 import logging
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from guardian_consumers import retries
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.decoding import Decoder, decode
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.errors import ConsumerError, Halted, SettingsError
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Decision, Outcome, Unreadable, decide
-from guardian_consumers.transfers import Transfer, Transfers
+from guardian_consumers import _retries as retries
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._decoding import Decoder, decode
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._errors import ConsumerError, Halted, SettingsError
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Decision, Outcome, Unreadable, decide
+from guardian_consumers._transfers import Transfer, Transfers
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Callback, Consumer
+    from guardian_consumers._consumer import Callback, Consumer
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,19 @@ _DESCRIPTIONS = {
 }
 
 
+def is_coroutine_function(callback: Callable[..., object]) -> bool:
+    """Return whether calls of the callback return coroutines."""
+    return inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__)
+
+
 def require_function(callback: Callable[..., object]) -> None:
     """Raise SettingsError for a coroutine or generator function: calling it does nothing, and the message is acked."""
-    if inspect.iscoroutinefunction(callback) or inspect.isgeneratorfunction(callback):
+    if is_coroutine_function(callback) or inspect.isgeneratorfunction(callback):
         name = getattr(callback, "__qualname__", repr(callback))
-        raise SettingsError(f"the callback {name} is a coroutine or generator function; write a plain function")
+        raise SettingsError(
+            f"the callback {name} is a coroutine or generator function; write a plain function, or a coroutine "
+            "function for AsyncConsumer"
+        )
 
 
 class Handler:
@@ -44,8 +53,8 @@ class Handler:
     def __init__(
         self, consumer: "Consumer", connection: ConsumerConnection, callback: "Callback", decoders: dict[str, Decoder]
     ) -> None:
-        self.running: dict[int, tuple[Message, float]] = {}
-        """By thread id: the message whose callback runs, and its start by `time.monotonic`."""
+        self.running: dict[Hashable, tuple[Message, float]] = {}
+        """By thread id or task: the message whose callback runs, and its start by `time.monotonic`."""
         self._consumer = consumer
         self._connection = connection
         self._callback = callback
@@ -55,33 +64,60 @@ class Handler:
 
     def handle(self, delivery: Delivery) -> None:
         """Decode the message, call the callback, settle the message, and call the listeners."""
-        if not delivery.channel.open:
-            self._consumer._count("void")
+        thread, message = threading.get_ident(), Message(self._consumer, delivery, None)
+        begun = self.begin(thread, message)
+        if begun is None:
             return
-        message = Message(self._consumer, delivery, None)
-        thread = threading.get_ident()
-        begun = time.monotonic()
-        self.running[thread] = message, begun
-        self._connection.ensure_room(len(self.running) + self.transfers.kept)
-        outcome: Outcome | None = Outcome.DONE
         try:
-            properties = delivery.properties
-            if why := getattr(properties, "unreadable", ""):
-                raise Unreadable(why)
-            message.body = decode(delivery.body, properties.content_type, properties.content_encoding, self._decoders)
+            self.decode(message)
             self._callback(message)
         except BaseException as error:
-            took, outcome = time.monotonic() - begun, None
             # Claim first: the time limit is for the callback, and publishing may take long.
-            if message._claim():
-                outcome = self.failed(message, error, "".join(traceback.format_exception(error)))
-            else:
-                self._failed_late(message, error)
+            self.raised(message, error, time.monotonic() - begun, message._claim())
         else:
-            took = time.monotonic() - begun
-            message.ack()
+            self.returned(message, time.monotonic() - begun)
         finally:
             self.running.pop(thread, None)
+
+    def interrupt(self, thread: Hashable) -> tuple[str, bool]:
+        """Return where the callback is, and False, since a thread can't be stopped from outside."""
+        return stack_of(thread), False
+
+    # The steps of `handle`, also for callbacks in tasks
+
+    def begin(self, key: Hashable, message: Message) -> float | None:
+        """Record a running callback and return the time, or None if the message's connection was lost."""
+        if not message._delivery.channel.open:
+            self._consumer._count("void")
+            return None
+        begun = time.monotonic()
+        self.running[key] = message, begun
+        self._connection.ensure_room(len(self.running) + self.transfers.kept)
+        return begun
+
+    def decode(self, message: Message) -> None:
+        """Set the message's body. Raises Unreadable."""
+        properties = message.properties
+        if why := getattr(properties, "unreadable", ""):
+            raise Unreadable(why)
+        message.body = decode(message.raw, properties.content_type, properties.content_encoding, self._decoders)
+
+    def returned(self, message: Message, took: float) -> None:
+        """Acknowledge a message whose callback returned, and call the listeners. It doesn't block."""
+        message.ack()
+        self.notify(message, Outcome.DONE, took)
+
+    def raised(self, message: Message, error: BaseException, took: float, is_claimed: bool) -> None:
+        """Settle a message whose callback raised, and call the listeners. It blocks until the broker's confirm."""
+        outcome = None
+        if is_claimed:
+            outcome = self.failed(message, error, "".join(traceback.format_exception(error)))
+        else:
+            self._failed_late(message, error)
+        self.notify(message, outcome, took)
+
+    def notify(self, message: Message, outcome: Outcome | None, took: float) -> None:
+        """Call the listeners."""
         for listener in self._consumer.listeners:
             try:
                 listener(message, outcome, took)
@@ -131,3 +167,9 @@ class Handler:
         else:
             routing_key, properties = retries.parked(delivery, names, error, trace)
         return Transfer(message, routing_key, properties, decision.outcome)
+
+
+def stack_of(thread: Hashable) -> str:
+    """Return the stack of a thread by its id, or an empty text if it has ended."""
+    frame = sys._current_frames().get(thread)  # type: ignore[call-overload]
+    return "".join(traceback.format_stack(frame)) if frame else ""

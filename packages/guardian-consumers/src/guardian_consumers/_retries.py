@@ -13,36 +13,31 @@ and one in the work queue.
 """
 
 import hashlib
+import re
 import time
-from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
 import pika
 
-from guardian_consumers.delivery import Delivery
+from guardian_consumers._delivery import Delivery
+from guardian_consumers.headers import (
+    ATTEMPTS,
+    ERROR,
+    EXCHANGE,
+    FAILED_AT,
+    HEADERS_DROPPED,
+    KEPT_PREFIX,
+    MOVED,
+    QUEUE,
+    ROUTING_KEY,
+    TRACEBACK,
+    attempts_of,
+)
 from guardian_consumers.names import Names, delay_queue, parking_queue, return_key
 
-ATTEMPTS = "consumer-attempts"
-"""The number of failures."""
-EXCHANGE = "consumer-exchange"
-ROUTING_KEY = "consumer-routing-key"
-"""The exchange and routing key of the first publication."""
-QUEUE = "consumer-queue"
-"""The physical queue of the consumer that wrote the headers."""
-ERROR = "consumer-error"
-"""The exception's class and text."""
-TRACEBACK = "consumer-traceback"
-FAILED_AT = "consumer-failed-at"
-"""Seconds since 1970, as a whole number."""
-MOVED = "consumer-moved"
-"""True if `move_priorities` moved the message."""
-KEPT_PREFIX = "consumer-kept-"
-"""Prefix for the names of removed properties and headers, which the broker would act on again."""
 GENERATED_ID_PREFIX = "made-"
 """Prefix of the ids of messages without an id."""
-HEADERS_DROPPED = "consumer-headers-dropped"
-"""True if the original headers were dropped, since they were too long or can't be encoded."""
 
 TRACEBACK_BYTES = 16_000
 ERROR_BYTES = 2_000
@@ -117,12 +112,6 @@ def first_published(delivery: Delivery) -> tuple[str, str]:
     return str(headers.get(EXCHANGE, delivery.exchange)), str(headers.get(ROUTING_KEY, delivery.routing_key))
 
 
-def attempts_of(headers: Mapping[str, Any]) -> int:
-    """Return how often a message failed, or 0 if the header is missing or invalid."""
-    attempts = headers.get(ATTEMPTS)
-    return attempts if type(attempts) is int and 0 < attempts < 2**31 else 0
-
-
 def message_id_of(delivery: Delivery) -> str:
     """Return the publisher's message id, or one derived from what is the same at each delivery."""
     properties = delivery.properties
@@ -133,9 +122,10 @@ def message_id_of(delivery: Delivery) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the exception's class and text."""
+    """Return the exception's class, without private modules, and its text."""
     kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module = re.sub(r"\._\w+|^builtins$", "", kind.__module__)
+    name = f"{module}.{kind.__qualname__}".lstrip(".")
     try:
         return f"{name}: {error}"
     except Exception:

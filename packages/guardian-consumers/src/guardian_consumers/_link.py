@@ -22,8 +22,8 @@ from pika.adapters.select_connection import IOLoop
 from pika.exceptions import ChannelClosedByBroker, IncompatibleProtocolError, InvalidFrameError
 from pika.frame import Header, decode_frame
 
-from guardian_consumers.errors import ConsumerError, Refused
-from guardian_consumers.retries import HEADERS_DROPPED
+from guardian_consumers._errors import ConsumerError, Refused
+from guardian_consumers.headers import HEADERS_DROPPED
 
 logger = logging.getLogger(__name__)
 

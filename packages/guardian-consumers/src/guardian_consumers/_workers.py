@@ -8,10 +8,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.source import DeliveryBuffer, Limiter
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._source import DeliveryBuffer, Limiter
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Workers:
         self,
         threads: int,
         waiting: DeliveryBuffer | RateLimited,
-        handle: Callable[[Delivery], None],
+        handle: Callable[[Delivery], Any],
         name: str,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:

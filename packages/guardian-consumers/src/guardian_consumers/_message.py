@@ -3,13 +3,14 @@
 import threading
 from typing import TYPE_CHECKING, Any
 
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.outcomes import Outcome
-from guardian_consumers.publisher import Publication
-from guardian_consumers.retries import ATTEMPTS, MOVED, attempts_of, first_published, message_id_of
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._outcomes import Outcome
+from guardian_consumers._publisher import Publication
+from guardian_consumers._retries import first_published, message_id_of
+from guardian_consumers.headers import ATTEMPTS, MOVED, attempts_of
 
 if TYPE_CHECKING:
-    from guardian_consumers.consumer import Consumer
+    from guardian_consumers._consumer import Consumer
 
 
 _claim_lock = threading.Lock()

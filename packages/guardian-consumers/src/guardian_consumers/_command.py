@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from guardian_consumers.consumer import Callback, Consumer, run_all
-from guardian_consumers.errors import ConsumerError, Hung, Refused, SettingsError
-from guardian_consumers.settings import ON_ERROR, QUEUE_TYPES, Settings
+from guardian_consumers._asynchronous import AsyncConsumer
+from guardian_consumers._consumer import Callback, Consumer, run_all
+from guardian_consumers._errors import ConsumerError, Hung, Refused, SettingsError
+from guardian_consumers._handler import is_coroutine_function
+from guardian_consumers._settings import ON_ERROR, QUEUE_TYPES, Settings
 
 STOPPED, HALTED, INVALID_SETTING, REFUSED, HUNG = 0, 1, 2, 3, 4
 """Exit codes. After 1, 2 and 3 an operator should find the cause before a restart."""
@@ -144,7 +146,10 @@ def _consumers(settings: Settings, options: Mapping[str, Any], wrap: Callable[[C
     keys = [source.key for source, _ in sources]
     if len(set(keys)) < len(keys):
         raise SettingsError(f"two functions have the same queue: {', '.join(keys)}; write MODULE:FUNCTION=KEY")
-    return [Consumer(settings, source, callback) for source, callback in sources]
+    return [
+        (AsyncConsumer if is_coroutine_function(callback) else Consumer)(settings, source, callback)
+        for source, callback in sources
+    ]
 
 
 def load(path: str) -> Callback:

@@ -14,23 +14,24 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from guardian_consumers.connection import ConsumerConnection
-from guardian_consumers.decoding import DECODERS, Decoder
-from guardian_consumers.errors import ConsumerError
-from guardian_consumers.handler import Handler, require_function
-from guardian_consumers.link import CLOSE_SECONDS
-from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Outcome
-from guardian_consumers.publisher import Publisher
-from guardian_consumers.settings import Settings
-from guardian_consumers.source import DeliveryBuffer, Limiter, Source
-from guardian_consumers.time_limit import TimeLimit
-from guardian_consumers.workers import RateLimited, Workers, join_threads
+from guardian_consumers._connection import ConsumerConnection
+from guardian_consumers._decoding import DECODERS, Decoder
+from guardian_consumers._errors import ConsumerError
+from guardian_consumers._handler import Handler, require_function
+from guardian_consumers._link import CLOSE_SECONDS
+from guardian_consumers._message import Message
+from guardian_consumers._outcomes import Outcome
+from guardian_consumers._publisher import Publisher
+from guardian_consumers._settings import Settings
+from guardian_consumers._source import DeliveryBuffer, Limiter, Source
+from guardian_consumers._time_limit import TimeLimit
+from guardian_consumers._workers import RateLimited, Workers, join_threads
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,11 @@ class Consumer:
     thread after each message.
     """
 
+    _require_function = staticmethod(require_function)
+    _handler_class = Handler
+    _publisher_class = Publisher
+    _workers_class = Workers
+
     def __init__(
         self,
         settings: Settings,
@@ -65,11 +71,11 @@ class Consumer:
         publisher: Publisher | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        require_function(callback)
+        self._require_function(callback)
         self.settings = settings
         self.names = settings.names
         self.source: Source = settings.source(source) if isinstance(source, str) else source
-        self.publisher = publisher or Publisher(settings)
+        self.publisher = publisher or self._publisher_class(settings)
         self.counts: Counter[str] = Counter()
         """Messages by outcome (the values of `Outcome`), and these: "late", the callback failed after the ack; "void",
         the connection was lost first, so the message is redelivered; "unpublished", requeued since no delay or parking
@@ -80,7 +86,7 @@ class Consumer:
         self._ended: SimpleQueue[ConsumerError | None] = SimpleQueue()
         limiter = limiter or settings.limiter(self.names.queue(self.source.key))
         self._connection = connection = ConsumerConnection(self, limiter)
-        self._handler = handler = Handler(self, connection, callback, {**DECODERS, **(decoders or {})})
+        self._handler = handler = self._handler_class(self, connection, callback, {**DECODERS, **(decoders or {})})
         self._time_limit = TimeLimit(self, handler)
         waiting: DeliveryBuffer | RateLimited = connection.waiting
         if limiter is not None:
@@ -88,7 +94,7 @@ class Consumer:
         prefetches = [queue.prefetch for queue in self.source.queues(self.names, settings.grown_prefetch)]
         spare = max(1, min(prefetches) // 2) if len(prefetches) > 1 else 0
         threads = settings.threads or min(prefetches) + spare
-        self._workers = Workers(threads, waiting, handler.handle, connection.name, handler.worker_failed)
+        self._workers = self._workers_class(threads, waiting, handler.handle, connection.name, handler.worker_failed)
 
     def run(self, *, signals: bool = True) -> None:
         """Consume until SIGTERM or SIGINT, let running callbacks finish, and return. A second signal doesn't wait.
@@ -169,6 +175,13 @@ class Consumer:
 
 def run_all(consumers: Sequence[Consumer], *, signals: bool = True) -> None:
     """Run several consumers until a signal or until one fails, then close all; see `Consumer.run`."""
+    with stopping_at_signals(consumers, signals) as received:
+        run_until_stopped(consumers, received)
+
+
+@contextmanager
+def stopping_at_signals(consumers: Sequence[Consumer], signals: bool) -> Iterator[list[int]]:
+    """Stop the consumers at SIGTERM and SIGINT within the ``with`` block. Yield the list of the received signals."""
     received: list[int] = []
 
     def on_signal(number: int, _: Any) -> None:
@@ -179,21 +192,26 @@ def run_all(consumers: Sequence[Consumer], *, signals: bool = True) -> None:
     signals = signals and threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT) if signals}
     try:
-        try:
-            for consumer in consumers:
-                consumer.start()
-            error = _wait_for_one(consumers)
-            if received:
-                logger.info("Received %s: waiting for running callbacks.", signal.Signals(received[0]).name)
-        finally:
-            with ThreadPoolExecutor(len(consumers)) as executor:
-                list(executor.map(lambda consumer: consumer.close(is_forced=lambda: len(received) > 1), consumers))
-        error = error or _first_error(consumers)
-        if error is not None:
-            raise error
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def run_until_stopped(consumers: Sequence[Consumer], received: Sequence[int]) -> None:
+    """Start consumers, wait until one is stopped or fails, and close all. Two received signals end the waiting."""
+    try:
+        for consumer in consumers:
+            consumer.start()
+        error = _wait_for_one(consumers)
+        if received:
+            logger.info("Received %s: waiting for running callbacks.", signal.Signals(received[0]).name)
+    finally:
+        with ThreadPoolExecutor(len(consumers)) as executor:
+            list(executor.map(lambda consumer: consumer.close(is_forced=lambda: len(received) > 1), consumers))
+    error = error or _first_error(consumers)
+    if error is not None:
+        raise error
 
 
 def _wait_for_one(consumers: Sequence[Consumer]) -> ConsumerError | None:

@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from guardian_consumers.delivery import Delivery
-from guardian_consumers.errors import SettingsError
-from guardian_consumers.names import Names, level_queue, priority_exchange, priority_queue
-from guardian_consumers.source import (
+from guardian_consumers._delivery import Delivery
+from guardian_consumers._errors import SettingsError
+from guardian_consumers._source import (
     OVERDUE_SECONDS,
     Binding,
     DeliveryBuffer,
@@ -35,6 +34,7 @@ from guardian_consumers.source import (
     Source,
     no_longer_moved,
 )
+from guardian_consumers.names import Names, level_queue, priority_exchange, priority_queue
 
 MAX_PRIORITY = 9
 """The highest priority. The lowest and default is 0."""

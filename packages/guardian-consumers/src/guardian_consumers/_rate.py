@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from guardian_consumers.errors import SettingsError
+from guardian_consumers._errors import SettingsError
 
 logger = logging.getLogger(__name__)
 
