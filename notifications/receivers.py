@@ -83,13 +83,14 @@ def notify_assigned(
 
 @receiver(signals.owners_left)
 def notify_of_departure(
-    sender: object, owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner, **_: Any
+    sender: object, owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner | None, **_: Any
 ) -> None:
     """Notify the remaining owners, and those who were removed, but not ``by``. One message for each recipient."""
     left = [owner.email for owner in owners]
-    removed = {email: [one.username for one in pulse_users] for email in left if email != by.email}
-    facts = {"left": left, "by": by.email}
-    _enqueue(*_to_each(removed | _names_by_owner(pulse_users, {by}), facts))
+    who = by.email if by else ""
+    removed = {email: [one.username for one in pulse_users] for email in left if email != who}
+    facts = {"left": left, "by": who}
+    _enqueue(*_to_each(removed | _names_by_owner(pulse_users, {by} if by else ()), facts))
 
 
 @receiver(signals.owner_deactivated)
