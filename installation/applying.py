@@ -78,15 +78,18 @@ class Applier:
             LeaseLost: this process was suspended, and another one may be applying a file.
         """
         with applying(self._source), ContextThreadPool(THREADS) as pool:
-            for changes in _batches(plan.changes):
-                if changes[0].kind is not Kind.PULSE_USER or len(changes) == 1:
-                    results: Iterator[Failure | None] = map(self._try, changes)
-                else:
-                    calls = [pool.submit(self._try_in_thread, change) for change in changes]
-                    results = (call.result() for call in as_completed(calls))
-                for result in results:
-                    lease.renew_if_due()
-                    yield result
+            try:
+                for changes in _batches(plan.changes):
+                    if len(changes) == 1:
+                        results: Iterator[Failure | None] = map(self._try, changes)
+                    else:
+                        calls = [pool.submit(self._try_in_thread, change) for change in changes]
+                        results = (call.result() for call in as_completed(calls))
+                    for result in results:
+                        lease.renew_if_due()
+                        yield result
+            finally:
+                self._is_stopped = True  # for what waits in the pool
 
     def _try_in_thread(self, change: Change) -> Failure | None:
         try:

@@ -231,7 +231,8 @@ class _Planner:
             if one.kind is Kind.OWNER and (owned := still_own.get(one.key[0])):
                 self.notes.append(f"The owner {name} stays, as the owner of {', '.join(sorted(owned))}.")
             elif not one.obstacle:
-                reset = DEFAULTS[Kind.QUEUE] if one.kind is Kind.QUEUE else {}
+                limits = DEFAULTS[Kind.QUEUE] if one.kind is Kind.QUEUE else {}
+                reset = {field: value for field, value in limits.items() if value != one.values[field]}
                 self.changes.append(Change(Do.REMOVE, one.kind, one.key, name, one.values, reset, one.pk))
                 if one.kind is Kind.OWNER:
                     self._owners.pop(one.key[0], None)

@@ -1,19 +1,27 @@
 """``make docs``: write ``.env.example`` and ``docs/settings.md`` from ``guardian_site/own_settings.py``.
 
+It also writes the JSON Schema of installation files from ``installation/schema.py``.
+
 A test fails if one of them is stale.
 """
 
 import ast
+import json
+import os
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import django
 
 PROJECT = Path(__file__).resolve().parent.parent
 DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
 EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
+SCHEMA = PROJECT / "docs" / "installation.schema.json"
 
 KINDS = {
     "flag": "true or false",
@@ -104,7 +112,15 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-GENERATED = {EXAMPLE: example_file, PAGE: settings_page}
+def schema_of_installations() -> str:
+    """Return ``docs/installation.schema.json``."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
+    django.setup()  # the schema's limits are those of models
+    schema = import_module("installation.schema").SCHEMA
+    return json.dumps(schema, indent=2) + "\n"
+
+
+GENERATED = {EXAMPLE: example_file, PAGE: settings_page, SCHEMA: schema_of_installations}
 
 
 def main() -> None:

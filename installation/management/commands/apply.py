@@ -66,8 +66,9 @@ class Command(BaseCommand):
                         applier = Applier(f"{path} at {revision(path, content)}", effect, folder)
                         code = self._apply(plan, applier, held)
         except InvalidFile as error:
-            lines = [f"{path}:{at.line}:{at.column}: {text}" for at, text in error.problems]
-            raise CommandError("\n".join([*lines, "Nothing was done."])) from error
+            for at, text in error.problems:
+                self.stderr.write(f"{path}:{at.line}:{at.column}: {text}")
+            raise CommandError("Nothing was done.") from error
         except LeaseTaken as error:
             raise CommandError(
                 "Nothing was done. Another apply is running, or was killed less than two minutes ago. Try again later."
