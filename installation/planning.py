@@ -94,18 +94,13 @@ def make_plan(wanted: Sequence[Wanted], state: State, *, prune: bool = False) ->
     planner.check_operators()
     if planner.problems:
         raise InvalidFile(planner.problems)
-    order = list(Kind)
-    return Plan(
-        sorted(planner.changes, key=lambda one: (one.do is Do.REMOVE, _rank(one, order), one.name)),
-        planner.unchanged,
-        planner.notes,
-    )
+    return Plan(sorted(planner.changes, key=_rank), planner.unchanged, planner.notes)
 
 
-def _rank(change: Change, order: list[Kind]) -> int:
-    """Return the rank of a kind. Owners are removed after what they own."""
-    rank = order.index(change.kind)
-    return -rank if change.do is Do.REMOVE else rank
+def _rank(change: Change) -> tuple[bool, int, str]:
+    """Return the place of a change. Owners are created before what they own, and removed after it."""
+    is_removal, kind = change.do is Do.REMOVE, list(Kind).index(change.kind)
+    return is_removal, -kind if is_removal else kind, change.name
 
 
 class _Planner:
@@ -168,7 +163,7 @@ class _Planner:
             if is_new and not values["owners"]:
                 self._refuse(wanted, "owners", "A new Pulse user needs at least one owner: write owners: [address].")
         new = {field: value for field, value in values.items() if value != old[field]}
-        if new or is_new:
+        if new or (is_new and wanted.kind is not Kind.QUEUE):
             changed = {field: old[field] for field in new}
             self.changes.append(Change(do, wanted.kind, key, name, changed, new, present.pk if present else 0))
         else:
@@ -192,9 +187,10 @@ class _Planner:
     def _check_people(self, wanted: Wanted, old: Values, values: Values) -> None:
         """Refuse new owners, members and publishers who are unknown or have no access."""
         for people in PEOPLE.get(wanted.kind, ()):
+            self._kept.update((Kind.OWNER, (email,)) for email in wanted.values.get(people, ()))
             for email in sorted(set(values[people]) - set(old[people])):
                 if email not in self._owners:
-                    text = f"There is no owner {email}, here or in the file.{did_you_mean(email, self._owners)}"
+                    text = f"There is no active owner {email}, here or in the file.{did_you_mean(email, self._owners)}"
                     self._refuse(wanted, people, text)
                 elif not self._owners[email]["access"]:
                     self._refuse(wanted, people, f"{email} has no access to the broker. Write access: true.")

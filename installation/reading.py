@@ -25,8 +25,6 @@ Path = tuple[str | int, ...]
 
 MAX_FILE_BYTES = 10 * 1024 * 1024
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 _TYPES = {
     "object": "a mapping (name: value)",
     "array": "a list ([a, b])",
@@ -77,10 +75,13 @@ class _Document:
         self.values: dict[Path, Position] = {(): Position(1, 1)}
         self.data: Any = None
         self._visited: set[int] = set()
-        if (node := self._compose(content)) is not None:
-            self.data = self._value(node, ())
-        elif not self.problems:
-            self._add(Position(1, 1), "The file is empty. Begin it with 'version: 1'.")
+        try:
+            if (node := self._compose(content)) is not None:
+                self.data = self._value(node, ())
+            elif not self.problems:
+                self._add(Position(1, 1), "The file is empty. Begin it with 'version: 1'.")
+        except RecursionError:
+            self._add(Position(1, 1), "Lists or mappings are nested too deeply.")
 
     def problem(self, error: SchemaViolation) -> Problem:
         """Return what is wrong at the place where the schema is violated."""
@@ -102,7 +103,8 @@ class _Document:
             return None
         try:
             text = content.decode("utf-8-sig")
-            node: yaml.Node | None = yaml.compose(text, Loader=_LOADER)
+            # libyaml's loader would be faster, and crashes when lists are nested too deeply.
+            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start)
             column = error.start - (content.rfind(b"\n", 0, error.start) + 1)
@@ -113,8 +115,6 @@ class _Document:
             self._add(at, f"This is not YAML: {error.problem or error.context}.")
         except yaml.YAMLError as error:  # of a character
             self._add(Position(1, 1), f"This is not YAML: {' '.join(str(error).split())}.")
-        except RecursionError:
-            self._add(Position(1, 1), "Lists or mappings are nested too deeply.")
         else:
             return node
         return None

@@ -308,14 +308,14 @@ def test_the_documented_example_can_be_applied(apply, management):
             management.delete_user(username)
 
 
-def plan_for(number):
+def plan_for(number, vhost):
     """Store this number of each resource, and return the statements of a plan that changes all of them."""
     lines = {section: [] for section in ("owners", "pulse_users", "queues", "offerings")}
     for index in range(number):
         owner = Owner.objects.create_user(f"owner-{index}@example.org", vouched=True)
         row = PulseUser.objects.create(username=f"user-{index}", ready=True)
         row.owners.add(owner)
-        stored_queue(f"queue/user-{index}/a", pulse_user=row, ready=9, unacknowledged=0)
+        stored_queue(f"queue/user-{index}/a", vhost=vhost, pulse_user=row, ready=9, unacknowledged=0)
         lines["owners"].append(f"  {owner}: {{access: false}}")
         lines["pulse_users"].append(f"  user-{index}: {{max_length: 7}}")
         lines["queues"].append(f"- {{name: queue/user-{index}/a, max_length: 6}}")
@@ -334,10 +334,10 @@ def plan_for(number):
 
 
 def test_the_statements_of_a_plan_do_not_grow_with_the_file(guarded):
-    few = plan_for(2)
+    few = plan_for(2, guarded)
     for model in (Queue, PulseUser, Owner):
         model.objects.all().delete()
-    assert plan_for(7) == few
+    assert plan_for(7, guarded) == few
 
 
 @pytest.mark.slow

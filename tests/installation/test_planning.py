@@ -79,7 +79,7 @@ REMOVED = present(Kind.PULSE_USER, "removed", obstacle="It is being removed.")
 REFUSED = [
     (
         "pulse_users: {ci: {owners: [alcie@example.org]}}",
-        "2:28: There is no owner alcie@example.org, here or in the file. Did you mean 'alice@example.org'?",
+        "2:28: There is no active owner alcie@example.org, here or in the file. Did you mean 'alice@example.org'?",
     ),
     ("pulse_users: {ci: {owners: [bob@example.org]}}", "2:28: bob@example.org has no access"),
     ("pulse_users: {new: {}}", "2:15: A new Pulse user needs at least one owner"),
@@ -89,7 +89,7 @@ REFUSED = [
     ("offerings: [{name: hpc, members: [bob@example.org]}]", "2:34: bob@example.org has no access"),
     ("offerings: [{name: gpu}]", "2:20: There are 2 offerings of this name"),
     ("owners: {ops@example.org: {access: false}}", "2:36: An operator always has access"),
-    ("owners: {ops@example.org: {operator: false}}", "1:1: No operator would remain"),
+    ("owners: {ops@example.org: {operator: false}}", "2:38: No operator would remain"),
     ("owners: {gone@example.org: {access: true}}", "2:10: This owner is deactivated"),
 ]
 

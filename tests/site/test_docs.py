@@ -240,7 +240,8 @@ def test_every_documented_command_runs(offering, import_sources, mailbox, comman
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^\| `manage\.py (.+?)` \|", TEXT, re.MULTILINE))))
 def test_every_command_of_the_tables_runs(offering, import_sources, mailbox, command):
     for placeholder, value in (
-        ("EMAIL", "you@example.org"), ("FILE", "installation.yaml"), ("OFFERING", offering.uuid.hex), ("TYPE", "order"), ("JSON", "{}"),
+        ("EMAIL", "you@example.org"), ("FILE", "installation.yaml"), ("OFFERING", offering.uuid.hex), ("TYPE", "order"),
+        ("JSON", "{}"),
     ):  # fmt: skip
         command = command.replace(placeholder, value)
     assert run(*shlex.split(command))
