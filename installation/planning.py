@@ -50,6 +50,7 @@ class Change:
         fields = (
             f"{name} {_text(new)}" if is_new else f"{name} {_text(self.old[name])} → {_text(new)}"
             for name, new in self.new.items()
+            if not (is_new and name == "name")
         )
         return f"{self.do.value} {self.kind.value} {readable(self.name)}{where}: {', '.join(fields)}".removesuffix(": ")
 

@@ -27,6 +27,7 @@ from message_store.models import Application
 from notifications.models import Notification
 from queues.guard import once
 from queues.models import Queue
+from rabbit.permissions import Permissions
 from tests.support.faults import killed_after, let_time_pass
 from tests.support.toolbox import can_log_in, finish_removals, queue_names, stored_queue
 
@@ -214,7 +215,7 @@ def test_limits_of_a_queue_that_no_pass_has_listed_apply_from_the_first_pass_on(
 
 def test_users_of_the_broker_are_adopted_and_keep_their_passwords(apply, name, management, broker, guarded):
     management.put_user(name, "a password")
-    management.set_permissions(guarded, name, ("", "", ".*"))
+    management.set_permissions(guarded, name, Permissions("", "", ".*"))
     code, output = apply(OWNERS + "pulse_users: {NAME: {owners: [bob@example.org], max_length: 9}}")
     assert (code, f"+ adopt Pulse user {name}" in output) == (0, True)
     adopted = PulseUser.objects.get()
