@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,8 @@ from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.threads import ContextThreadPool
 
 THREADS = 4
-"""For Pulse users."""
+BATCH = 10
+"""Pulse users that a thread changes with one connection to the database."""
 
 EXPECTED = (
     ValidationError, PermissionDenied, ObjectDoesNotExist, BrokerError, ConfirmationRequired, LockTaken, LeaseTaken,
@@ -79,21 +81,24 @@ class Applier:
         """
         with applying(self._source), ContextThreadPool(THREADS) as pool:
             try:
-                for changes in _batches(plan.changes):
-                    if len(changes) == 1:
-                        results: Iterator[Failure | None] = map(self._try, changes)
+                for is_of_pulse_users, group in groupby(plan.changes, lambda one: one.kind is Kind.PULSE_USER):
+                    changes = list(group)
+                    if is_of_pulse_users and len(changes) > 1:
+                        starts = range(0, len(changes), BATCH)
+                        calls = [pool.submit(self._try_each, changes[start : start + BATCH]) for start in starts]
+                        results = (result for call in as_completed(calls) for result in call.result())
                     else:
-                        calls = [pool.submit(self._try_in_thread, change) for change in changes]
-                        results = (call.result() for call in as_completed(calls))
+                        results = (self._try(change) for change in changes)
                     for result in results:
                         lease.renew_if_due()
                         yield result
             finally:
                 self._is_stopped = True  # for what waits in the pool
 
-    def _try_in_thread(self, change: Change) -> Failure | None:
+    def _try_each(self, changes: Sequence[Change]) -> list[Failure | None]:
+        """Carry out changes in a thread of the pool."""
         try:
-            return self._try(change)
+            return [self._try(change) for change in changes]
         finally:
             connection.close()
 
@@ -190,7 +195,8 @@ class Applier:
             case Do.ADOPT:
                 emails = tuple(change.new["owners"])
                 adoption.adopt([adoption.Step("account", change.name, adoption.ADOPT, emails)], notify=True)
-        pulse_user = PulseUser.objects.get(username=change.name)
+        is_new = change.do in (Do.CREATE, Do.ADOPT)
+        pulse_user = PulseUser.objects.get(**({"username": change.name} if is_new else {"pk": change.pk}))
         if change.do is Do.REMOVE:
             self._confirming(partial(_remove, pulse_user))
             return
@@ -214,18 +220,6 @@ class Applier:
             path.unlink(missing_ok=True)  # of a run that was killed
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(f"{password}\n")
-
-
-def _batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Yield the changes in order: runs of Pulse users together, and each other change alone."""
-    batch: list[Change] = []
-    for change in changes:
-        if batch and (change.kind is not Kind.PULSE_USER or batch[-1].kind is not Kind.PULSE_USER):
-            yield batch
-            batch = []
-        batch.append(change)
-    if batch:
-        yield batch
 
 
 def _owners(emails: Sequence[str]) -> list[Owner]:
