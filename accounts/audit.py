@@ -48,6 +48,8 @@ MAX_REASON_LENGTH = 300
 
 _request: ContextVar[HttpRequest | None] = ContextVar("audit_request", default=None)
 
+_command: ContextVar[str] = ContextVar("audit_command", default="")
+
 
 class Middleware:
     """Keep the current request, so that audit entries name its user and its address.
@@ -73,6 +75,22 @@ def actor() -> Owner | None:
     user = getattr(request, "user", None)
     # REST framework stores the owner of a token here, too, once it has authenticated the request.
     return user if isinstance(user, Owner) and user.is_authenticated else None
+
+
+@contextmanager
+def by_command(command: str) -> Iterator[None]:
+    """Name this command in the entries that are written inside the ``with`` block, with what it works on."""
+    token = _command.set(command)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+def command() -> str:
+    """Return the command that runs, or an empty text in a request or a task."""
+    is_command = Path(sys.argv[0]).name == "manage.py" and len(sys.argv) > 1
+    return _command.get() or (sys.argv[1] if is_command else "")
 
 
 def watch(model: type[Model], fields: Collection[str], many_to_many: Collection[str] = ()) -> None:
@@ -195,9 +213,7 @@ def _origin(request: HttpRequest | None) -> dict[str, str]:
         return {"token": str(token)} if isinstance(token, AuthToken) else {}
     if current_task:
         return {"task": current_task.name}
-    if Path(sys.argv[0]).name == "manage.py" and len(sys.argv) > 1:
-        return {"command": sys.argv[1]}
-    return {}
+    return {"command": name} if (name := command()) else {}
 
 
 watch(

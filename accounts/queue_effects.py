@@ -22,5 +22,5 @@ delete_queue: Callable[[Session, str, PulseUser, Callable[[], None]], object]
 """Archive and delete a queue of a Pulse user, given its name. The last argument renews the caller's lock."""
 
 
-def removal_of(pulse_users: Sequence[PulseUser], by: Owner, confirm: str = "") -> ConfirmableChange:
+def removal_of(pulse_users: Sequence[PulseUser], by: Owner | None, confirm: str = "") -> ConfirmableChange:
     return ConfirmableChange(by, "remove Pulse users", pulse_users, {}, confirm)

@@ -27,7 +27,7 @@ owners_assigned = Signal()
 """``by``, an operator or a command (None), made each key of ``pulse_users`` an owner of its Pulse users."""
 
 owners_left = Signal()
-"""``owners`` no longer own ``pulse_users``. ``by``: who removed them, or the owner who left."""
+"""``owners`` no longer own ``pulse_users``. ``by``: who removed them, the owner who left, or None for a command."""
 
 owner_deactivated = Signal()
 """``by``, an operator, deactivated ``owner``, who owns ``pulse_users``."""

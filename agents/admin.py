@@ -5,12 +5,10 @@ from typing import Any, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.actions import delete_selected
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 
-from accounts.access import vouching
 from accounts.admin.owners import OwnerAdmin
 from accounts.models import Owner
 from agents.models import (
@@ -25,7 +23,6 @@ from agents.models import (
     Sweep,
 )
 from agents.removal import deletions
-from core import bulk
 from core.admin import AuditedAdmin, ask_again, column, count_related, current_operator, given_confirmation
 from core.confirmation import ConfirmableChange, ConfirmationRequired
 from queues.actions import effects
@@ -77,12 +74,7 @@ class RemovingAdmin(AuditedAdmin):
 
     def queues_deleted_with(self, rows: Sequence[int]) -> QuerySet[Queue]:
         """Return the stored queues that are deleted with these rows, given as primary keys."""
-        names = [
-            name
-            for model, lookup in self.queues_below.items()
-            for name in model._default_manager.filter(**{f"{lookup}__in": rows}).values_list("vhost", "queue_name")
-        ]
-        return Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), names)) if names else Queue.objects.none()
+        return deletions.queues_deleted_with(rows, self.queues_below)
 
     def _require_confirmed(self, request: HttpRequest, rows: Sequence[Model]) -> None:
         deletion = ConfirmableChange(current_operator(request), "delete", rows, {}, given_confirmation(request))
@@ -112,9 +104,7 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
         """Delete an owner, unless the owner got a Pulse user since the permission was checked."""
         with transaction.atomic():
-            vouching.lock_existing([owner := cast("Owner", obj)])
-            if owner.pulse_users.exists():
-                raise PermissionDenied(f"{obj} now owns a Pulse user, so it can't be deleted.")
+            deletions.require_no_pulse_users(cast("Owner", obj))
             super().delete_model(request, obj)
 
 
@@ -125,7 +115,7 @@ class OfferingAdmin(RemovingAdmin):
     Deleting an offering also deletes the agents' identities and queues for it, here and on the broker.
     """
 
-    queues_below = {SubscriptionQueue: "offering", Consumer: "identity__offering"}
+    queues_below = deletions.OF_OFFERING
     allowed = {"add", "change", "delete"}
     actions = ["delete_selected"]
     list_display = ["name", "uuid", "agents", "queues", "created"]

@@ -114,16 +114,16 @@ class ConfirmationRequired(Exception):
 
 
 class ConfirmableChange:
-    """A change by a person to some rows, and the confirmation that came with it.
+    """A change by a person, or a command (None), to some rows, and the confirmation that came with it.
 
     ``values`` are the new values, in types of JSON. ``confirm`` is the text of a :class:`ConfirmationRequired`, or
     empty.
     """
 
     def __init__(
-        self, by: Model, action: str, rows: Iterable[Model], values: Mapping[str, Any], confirm: str = ""
+        self, by: Model | None, action: str, rows: Iterable[Model], values: Mapping[str, Any], confirm: str = ""
     ) -> None:
-        named = [by.pk, action, sorted((row._meta.label, row.pk) for row in rows), values]
+        named = [by and by.pk, action, sorted((row._meta.label, row.pk) for row in rows), values]
         self._digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
         self._confirmed: frozenset[int | str] = frozenset()
         self._reason = ""

@@ -34,6 +34,7 @@ INSTALLED_APPS = [
     "notifications",
     "queues",
     "agents",
+    "installation",
     "status",
     "guardian_site",
     "message_store",

@@ -144,13 +144,13 @@ def _owner_left(notification: Notification) -> Content:
     facts = notification.facts
     usernames: list[str] = facts["pulse_users"]
     if notification.recipient in facts["left"]:
-        return _removed(usernames, facts["by"])
+        return _removed(usernames, facts["by"] or "An operator")
     owned = list(PulseUser.objects.filter(username__in=usernames, owners__email=notification.recipient))
     if not owned:
         raise kinds.Obsolete("The Pulse users were deleted, or have other owners.")
     owned_names = [one.username for one in owned]
     pulse_users = _pulse_users(owned_names)
-    left, by = facts["left"], facts["by"]
+    left, by = facts["left"], facts["by"] or "An operator"
     names = ", ".join(left)
     if facts.get("deactivated"):
         subject = f"An owner of {_short(owned_names)} was deactivated"
@@ -187,7 +187,7 @@ def _removed(usernames: Sequence[str], by: str) -> Content:
         subject=f"You no longer own {_short(usernames)}",
         happened=f"{by} removed you from the owners of {pulse_users}.",
         next=f"You get no more notifications about {its} queues, and can't change {it}.",
-        advice=f"If this is a mistake, ask {by}.",
+        advice=f"If this is a mistake, ask {by if '@' in by else 'the operators'}.",
         action=Link("Open your Pulse users", absolute_url(reverse("pulse_users"))),
         facts=[Fact("Pulse users", "\n".join(usernames)), Fact("Removed by", by)],
         why=Why(f"You get this because you owned {pulse_users}."),

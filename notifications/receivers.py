@@ -4,6 +4,7 @@ The signals are sent in the transaction of the change, so the outbox rows are co
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -23,7 +24,10 @@ from notifications.account_kinds import (
     VOUCHED,
 )
 from notifications.enqueue import Notice
-from notifications.models import Channel
+from notifications.models import Channel, Notification
+
+COMMAND_SECONDS = timedelta(seconds=30)
+"""How long a message about what a command does waits for more of it: a file may assign hundreds of Pulse users."""
 
 audit.watch(Channel, ("owner", "name", "service"))  # the address is a secret
 
@@ -72,24 +76,37 @@ def notify_inviter(sender: object, invitation: Invitation, accepted: bool, **_: 
 def notify_assigned(
     sender: object, pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None, **_: Any
 ) -> None:
+    """Notify the new owners. Those assigned by a command within ``COMMAND_SECONDS`` get one message."""
     facts = {"by": by.email if by else ""}
-    _enqueue(
-        *(
-            Notice(OWNER_ASSIGNED, {**facts, "pulse_users": [one.username for one in owned]}, recipients=[owner.email])
-            for owner, owned in pulse_users.items()
-        )
+    until = None if by else timezone.now() + COMMAND_SECONDS
+    for owner, owned in sorted(pulse_users.items(), key=lambda item: item[0].email):  # in one order: rows are locked
+        names = [one.username for one in owned]
+        if by is None and (waiting := _waiting_for_a_command(owner)) is not None:
+            waiting.facts["pulse_users"] += names
+            waiting.save(update_fields=["facts"])
+        else:
+            facts_of_owner = {**facts, "pulse_users": names}
+            _enqueue(Notice(OWNER_ASSIGNED, facts_of_owner, recipients=[owner.email], deferred_until=until))
+
+
+def _waiting_for_a_command(owner: Owner) -> Notification | None:
+    """Return the message about Pulse users that a command assigned a moment ago, locked, or None."""
+    rows = Notification.objects.select_for_update().filter(
+        kind=OWNER_ASSIGNED, recipient=owner.email, state=Notification.State.DUE, deferred_until__gt=timezone.now()
     )
+    return rows.filter(facts__by="").first()
 
 
 @receiver(signals.owners_left)
 def notify_of_departure(
-    sender: object, owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner, **_: Any
+    sender: object, owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner | None, **_: Any
 ) -> None:
     """Notify the remaining owners, and those who were removed, but not ``by``. One message for each recipient."""
     left = [owner.email for owner in owners]
-    removed = {email: [one.username for one in pulse_users] for email in left if email != by.email}
-    facts = {"left": left, "by": by.email}
-    _enqueue(*_to_each(removed | _names_by_owner(pulse_users, {by}), facts))
+    who = by.email if by else ""
+    removed = {email: [one.username for one in pulse_users] for email in left if email != who}
+    facts = {"left": left, "by": who}
+    _enqueue(*_to_each(removed | _names_by_owner(pulse_users, {by} if by else ()), facts))
 
 
 @receiver(signals.owner_deactivated)

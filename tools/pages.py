@@ -1,16 +1,21 @@
 """``make docs``: write the pages that are generated. A test fails if one of them is stale.
 
-``.env.example`` and ``docs/settings.md`` come from ``guardian_site/own_settings.py``, and each package's
-``docs/reference.md`` from its docstrings.
+``.env.example`` and ``docs/settings.md`` come from ``guardian_site/own_settings.py``, the JSON Schema of installation
+files from ``installation/schema.py``, and each package's ``docs/reference.md`` from its docstrings.
 """
 
 import ast
+import json
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import django
 
 from tools.reference import reference
 
@@ -18,6 +23,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
 EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
+SCHEMA = PROJECT / "docs" / "installation.schema.json"
 
 PUBLIC_MODULES: dict[str, Sequence[str]] = {
     "guardian-consumers": ("django", "headers", "metrics", "names"),
@@ -114,9 +120,18 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def schema_of_installations() -> str:
+    """Return ``docs/installation.schema.json``."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
+    django.setup()  # the schema's limits are those of models
+    schema = import_module("installation.schema").SCHEMA
+    return json.dumps(schema, indent=2) + "\n"
+
+
 GENERATED: dict[Path, Callable[[], str]] = {
     EXAMPLE: example_file,
     PAGE: settings_page,
+    SCHEMA: schema_of_installations,
     **{
         PROJECT / "packages" / name / "docs" / "reference.md": partial(reference, name.replace("-", "_"), *modules)
         for name, modules in PUBLIC_MODULES.items()

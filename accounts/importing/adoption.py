@@ -6,7 +6,7 @@ its name is leased, use ``pulse_users.adopt_pulse_user``; the same rules apply.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from django.conf import settings
@@ -25,6 +25,10 @@ EXISTS, LEFT_OUT, ADOPT = "there already", "left out", "adopt"
 
 BATCH_SIZE = 200
 """Pulse users adopted in one transaction."""
+
+
+as_installation_file: Callable[[Iterable["Step"]], str]
+"""Return the file for ``manage.py apply`` that has these steps. The package ``installation`` above sets it."""
 
 
 class InvalidSource(ValueError):

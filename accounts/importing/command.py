@@ -4,11 +4,13 @@ import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
+from accounts.importing import adoption
 from accounts.importing.adoption import InvalidSource, Step, as_table
 from core.leases import LeaseLost, LeaseTaken
 from core.refusals import Refusal
@@ -21,12 +23,23 @@ class ImportCommand(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the options of both commands."""
         parser.add_argument("--apply", action="store_true", help="carry out the steps shown")
+        parser.add_argument(
+            "--write", type=Path, metavar="FILE", help="write the steps to a new file for manage.py apply instead"
+        )
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def carry_out(
         self, steps: Sequence[Step], apply: Callable[[], None], options: Mapping[str, Any], skipped: int | None = None
     ) -> None:
         """Print the steps, and apply them if wanted. ``skipped`` is the number of Pulse users without an owner."""
+        if options["write"]:
+            if options["apply"]:
+                raise CommandError("--apply and --write exclude each other.")
+            try:
+                with options["write"].open("x") as file:
+                    file.write(adoption.as_installation_file(steps))
+            except OSError as error:
+                raise CommandError(f"{options['write']} can't be written: {error.strerror}.") from error
         is_applied = options["apply"] and any(step.is_change for step in steps)
         if not options["json"]:
             lines = as_table(steps) if skipped is None else [*as_table(steps), f"{skipped} without an owner: skipped"]
@@ -39,6 +52,8 @@ class ImportCommand(BaseCommand):
             self.stdout.write(json.dumps({"applied": is_applied, "steps": shown, **counts}))
         elif is_applied:
             self.stdout.write("Done.")
+        elif options["write"]:
+            self.stdout.write(f"Review {options['write']}, then run: manage.py apply {options['write']}")
         elif any(step.is_change for step in steps):
             self.stdout.write("Nothing was changed. Run it with --apply to carry out these steps.")
         else:

@@ -29,10 +29,11 @@ REQUEST_LIMIT = limits.RateLimit("requests to confirm this address", 20, 3600)
 _SALT = "accounts.notification-address"
 
 
-def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> None:
+def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner | None) -> None:
     """Replace the Pulse user's further addresses. Each new address gets a request to confirm.
 
-    An address that got a request within the last hour is invalid. The field is ``notification_emails``.
+    ``by`` is None for a command. An address that got a request within the last hour is invalid. The field is
+    ``notification_emails``.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -107,7 +108,7 @@ def confirm_address(token: str) -> NotificationAddress:
     return address
 
 
-def create_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
+def create_address(pulse_user: PulseUser, email: str, by: Owner | None) -> NotificationAddress:
     """Create a further address and request its confirmation. Call this in a transaction."""
     address = NotificationAddress.objects.create(pulse_user=pulse_user, email=email, added_by=by)
     try:

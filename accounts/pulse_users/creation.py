@@ -7,7 +7,7 @@ the broker has the user. After a crash it stays not ready, until one of its owne
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -51,12 +51,14 @@ def create_pulse_user(
     by: Owner | None = None,
     *,
     adopt_namespace: bool = False,
+    on_password: Callable[[str], object] = bool,
 ) -> tuple[PulseUser, str]:
     """Create a Pulse user with permissions for its own names, and return its row and its password.
 
     Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` creates it:
     an operator or None (a command) for these owners, others for themselves, and invite the other owners. With
-    ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has.
+    ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has. ``on_password``
+    is called with the password before the broker gets it.
 
     Raises:
         PermissionDenied: ``by`` is no operator, and adopts the namespace.
@@ -92,9 +94,10 @@ def create_pulse_user(
                     raise namespace_in_use(username, used, by)
                 pulse_user = _create_row(username, owners, by, used)
             password = password or secrets.token_urlsafe(24)
+            on_password(password)
             # Undoing would remove a Pulse user with its queues, also those that it had before.
             _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
-            if not _mark_ready(pulse_user, owners, invitees, wanted, by or owners[0]):
+            if not _mark_ready(pulse_user, owners, invitees, wanted, by):
                 raise NameRefused(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
         raise NameRefused(
@@ -144,7 +147,11 @@ def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopte
 
 
 def _mark_ready(
-    pulse_user: PulseUser, owners: Sequence[Owner], invitees: Sequence[Owner], emails: Sequence[str], by: Owner
+    pulse_user: PulseUser,
+    owners: Sequence[Owner],
+    invitees: Sequence[Owner],
+    emails: Sequence[str],
+    by: Owner | None,
 ) -> bool:
     """Mark the Pulse user as ready, and return whether it is. It isn't if its removal has begun."""
     with transaction.atomic():
@@ -153,10 +160,11 @@ def _mark_ready(
         pulse_user.ready = True
         pulse_user.owners.set(owners)
         ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
-        invitations.invite(pulse_user, invitees, by)
+        if by is not None:
+            invitations.invite(pulse_user, invitees, by)
         for email in emails:
             if not pulse_user.notification_addresses.filter(email=email).exists():
-                addresses.create_address(pulse_user, email, by)
+                addresses.create_address(pulse_user, email, by or owners[0])
         return True
 
 

@@ -79,7 +79,7 @@ def decline(invitation: Invitation) -> None:
         signals.invitation_answered.send(Invitation, invitation=locked, accepted=False)
 
 
-def withdraw(invitations: InvitationQuerySet, pulse_user: PulseUser, by: Owner) -> None:
+def withdraw(invitations: InvitationQuerySet, pulse_user: PulseUser, by: Owner | None) -> None:
     """Withdraw these open invitations to a Pulse user, in a transaction that has locked the Pulse user."""
     found = list(invitations.select_related("invitee"))
     if found:

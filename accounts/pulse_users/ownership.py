@@ -73,12 +73,12 @@ def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
         _add(locked, [person], by)
 
 
-def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> None:
+def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner | None) -> None:
     """Replace the owners of the Pulse user.
 
     Those who are missing from the list are removed, and invitations to others are withdrawn. New owners are invited,
-    or assigned if ``by`` is an operator. If only new owners are in the list, the present ones stay, because none of the
-    new ones has accepted yet.
+    or assigned if ``by`` is an operator or None (a command). If only new owners are in the list, the present ones
+    stay, because none of the new ones has accepted yet.
 
     Raises:
         NotVouched: a new owner may not use the broker.
@@ -92,9 +92,9 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner) -> Non
         locked = _lock(pulse_user, by)
         present = set(locked.owners.all())
         new = [owner for owner in wanted if owner not in present]
-        staying = wanted if by.is_staff else [owner for owner in wanted if owner in present]
+        staying = wanted if vouching.acts_as_operator(by) else [owner for owner in wanted if owner in present]
         can_sign_in = any(owner.is_active for owner in staying)
-        if not can_sign_in and (by.is_staff or not new):
+        if not can_sign_in and (vouching.acts_as_operator(by) or not new):
             raise Refusal("A Pulse user needs at least one owner who can sign in.", "owners")
         if not can_sign_in:
             _check_number({owner.pk for owner in (*present, *wanted)})
@@ -137,11 +137,11 @@ def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> Non
 def assigned(pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
     """Notify the owners whom an operator, or a command (None), assigned. Call this in the same transaction."""
     others = {owner: owned for owner, owned in pulse_users.items() if owner != by}
-    if (by is None or by.is_staff) and others:
+    if vouching.acts_as_operator(by) and others:
         signals.owners_assigned.send(PulseUser, pulse_users=others, by=by)
 
 
-def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner) -> None:
+def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner | None) -> None:
     """Record that owners left Pulse users or were removed, in the transaction that removed them."""
     _expose_passwords(pulse_users)
     signals.owners_left.send(PulseUser, owners=owners, pulse_users=pulse_users, by=by)
@@ -159,12 +159,13 @@ def _expose_passwords(pulse_users: Sequence[PulseUser]) -> None:
     PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(password_exposed_at=timezone.now())
 
 
-def require_access(pulse_user: PulseUser, by: Owner) -> None:
+def require_access(pulse_user: PulseUser, by: Owner | None) -> None:
     """Check that ``by`` may change the Pulse user, in case that they were removed since their request began."""
-    PulseUser.objects.seen_by(by).get(pk=pulse_user.pk)
+    pulse_users = PulseUser.objects.all() if by is None else PulseUser.objects.seen_by(by)
+    pulse_users.get(pk=pulse_user.pk)
 
 
-def _lock(pulse_user: PulseUser, by: Owner) -> PulseUser:
+def _lock(pulse_user: PulseUser, by: Owner | None) -> PulseUser:
     """Return the Pulse user from the database, locked until the transaction ends, if ``by`` may change it."""
     locked = PulseUser.objects.locked(pulse_user)
     require_access(locked, by)
@@ -181,10 +182,10 @@ def _check_number(owners: Collection[int]) -> None:
         raise Refusal(f"A Pulse user can have {MAX_OWNERS} owners, including those who are invited.", "owners")
 
 
-def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:
+def _add(locked: PulseUser, new: Sequence[Owner], by: Owner | None) -> None:
     for owner in new:
         vouching.require_vouched(owner)
-    if by.is_staff:
+    if by is None or by.is_staff:
         locked.owners.add(*new)
         locked.invitations.filter(invitee__in=new).delete()
         assigned(dict.fromkeys(new, (locked,)), by)
@@ -192,7 +193,7 @@ def _add(locked: PulseUser, new: Sequence[Owner], by: Owner) -> None:
         invitations.invite(locked, new, by)
 
 
-def _remove(locked: PulseUser, leaving: Sequence[Owner], by: Owner) -> None:
+def _remove(locked: PulseUser, leaving: Sequence[Owner], by: Owner | None) -> None:
     if leaving:
         locked.owners.remove(*leaving)
         departed(leaving, [locked], by)

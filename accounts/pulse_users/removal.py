@@ -51,11 +51,11 @@ def belongings_of(pulse_user: PulseUser) -> Belongings:
     return namespace.belongings_of(broker.management(), pulse_user.username)
 
 
-def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owner) -> None:
+def remove_pulse_user(pulse_user: PulseUser, change: ConfirmableChange, by: Owner | None) -> None:
     """Remove a Pulse user with its queues and exchanges from the broker, and then its row.
 
     The RabbitMQ user and its connections are removed first, so that no client creates further queues. ``change`` is the
-    removal of this Pulse user, or of several Pulse users including this one.
+    removal of this Pulse user, or of several Pulse users including this one. ``by`` is None for a command.
 
     After RemovalPending, Guardian continues. After any other error nothing changed: ConfirmationRequired for its
     queues, PermissionDenied if it is Guardian's own user or has become an administrator.

@@ -9,6 +9,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 
 from accounts import queue_effects
+from accounts.access import vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -20,9 +21,15 @@ from core.confirmation import ConfirmableChange
 
 
 def set_thresholds(
-    pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner, confirm: str = ""
+    pulse_user: PulseUser,
+    warn: int | Unchanged | None,
+    limit: int | Unchanged | None,
+    by: Owner | None,
+    confirm: str = "",
 ) -> None:
     """Set the thresholds of the Pulse user's queues, in messages, or None for the policy's.
+
+    ``by`` is None for a command.
 
     Raises PermissionDenied if owners may not set thresholds, ValidationError also if the limit is above what owners may
     set, and ConfirmationRequired if the next pass would delete queues and ``confirm`` does not confirm it.
@@ -35,14 +42,14 @@ def set_thresholds_of_all(
     pulse_users: Sequence[PulseUser],
     warn: int | Unchanged | None,
     limit: int | Unchanged | None,
-    by: Owner,
+    by: Owner | None,
     confirm: str = "",
 ) -> list[PulseUser]:
     """Set the thresholds of several Pulse users, all or none, and return the Pulse users that no longer exist.
 
     Raises the errors of ``set_thresholds``.
     """
-    if not by.is_staff and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
+    if not vouching.acts_as_operator(by) and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
         raise PermissionDenied("Only operators set thresholds here. Ask an operator.")
     given = {"warn_length": warn, "max_length": limit}
     values = {name: value for name, value in given.items() if value is not UNCHANGED}
@@ -62,13 +69,13 @@ def set_thresholds_of_all(
     return [pulse_user for pulse_user in pulse_users if pulse_user.pk not in after]
 
 
-def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner) -> PulseUser:
+def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner | None) -> PulseUser:
     changed = copy.copy(pulse_user)
     for name, value in values.items():
         setattr(changed, name, value)
     limit, largest = changed.max_length, settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
     check_thresholds(changed.warn_length, limit)
-    if not by.is_staff and limit is not None and limit > largest and limit != pulse_user.max_length:
+    if not vouching.acts_as_operator(by) and limit is not None and limit > largest and limit != pulse_user.max_length:
         raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
     return changed
 

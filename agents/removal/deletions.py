@@ -5,21 +5,24 @@ the admin.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.core.exceptions import PermissionDenied
 from django.db import Error, IntegrityError, OperationalError, connection, transaction
 from django.db.models import Model, Q, QuerySet
 from django.db.models.signals import post_delete, pre_delete
 from django.dispatch import receiver
 
 from accounts import audit
+from accounts.access import vouching
 from accounts.models import AuthToken, Owner
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from agents.removal.handlers import mark_passwords_unset
-from core import removals
+from core import bulk, removals
 from core.models import Removal
+from queues.models import Queue
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,9 @@ deletions, and keep what a failed deletion collected for the thread's next.
 MAX_ATTEMPTS = 3
 
 DEADLOCK = "40P01"
+
+OF_OFFERING: Mapping[type[Model], str] = {SubscriptionQueue: "offering", Consumer: "identity__offering"}
+"""The lookups of an offering by the registered queues that are deleted with it."""
 
 _PARENTS: Mapping[type[Model], Mapping[str, type[Model]]] = {
     Owner: {},
@@ -71,6 +77,26 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
             if not attempts_left or not (isinstance(error, IntegrityError) or is_deadlock(error)):
                 raise
             logger.info("Retrying a deletion, because it conflicted with another change: %s", error)
+
+
+def queues_deleted_with(rows: Collection[int], lookups: Mapping[type[Model], str]) -> QuerySet[Queue]:
+    """Return the stored queues that are deleted with rows, given as primary keys.
+
+    ``lookups`` maps each model of a registered queue that is deleted with a row to its lookup of that row.
+    """
+    names = [
+        name
+        for model, lookup in lookups.items()
+        for name in model._default_manager.filter(**{f"{lookup}__in": rows}).values_list("vhost", "queue_name")
+    ]
+    return Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), names)) if names else Queue.objects.none()
+
+
+def require_no_pulse_users(owner: Owner) -> None:
+    """Lock an owner who is about to be deleted, in a transaction. Raises PermissionDenied if they own Pulse users."""
+    vouching.lock_existing([owner])
+    if owner.pulse_users.exists():
+        raise PermissionDenied(f"{owner} owns a Pulse user, so it can't be deleted.")
 
 
 def is_deadlock(error: Error) -> bool:

@@ -101,7 +101,7 @@ def decline(queue: Queue, by: Owner, reason: str) -> None:
     enqueue.wake()
 
 
-def answer(changed: Iterable[Queue], by: Owner) -> None:
+def answer(changed: Iterable[Queue], by: Owner | None) -> None:
     """Notify those who asked for other limits of these queues that the limits are set. Call it before the event."""
     for request in open_requests().filter(queue__in=[queue.pk for queue in changed]):
         if request.queue is not None:
@@ -109,9 +109,10 @@ def answer(changed: Iterable[Queue], by: Owner) -> None:
             _notify(request, by, {"max": limit, "limits_until": recorded(request.queue)["limits_until"]})
 
 
-def _notify(request: QueueEvent, by: Owner, decision: dict[str, object]) -> None:
+def _notify(request: QueueEvent, by: Owner | None, decision: dict[str, object]) -> None:
     if request.by is not None and request.queue is not None:
-        facts = {**_named(request.queue), "wanted": request.details["wanted"], "by": by.email, **decision}
+        who = by.email if by else "An operator"
+        facts = {**_named(request.queue), "wanted": request.details["wanted"], "by": who, **decision}
         enqueue.enqueue([Notice(kinds.LIMIT_ANSWER, facts, recipients=[request.by.email])], timezone.now())
 
 

@@ -191,10 +191,13 @@ def set_limits(
 
 
 def set_limits_of_all(
-    queues: Collection[Queue], by: Owner, limits: Mapping[str, Any], confirm: str = ""
+    queues: Collection[Queue], by: Owner | None, limits: Mapping[str, Any], confirm: str = ""
 ) -> dict[int, ValidationError | Queue.DoesNotExist]:
-    """Set these limits, as ``set_limits`` has them, for several queues, and return the errors by primary key."""
-    if not by.is_staff:
+    """Set these limits, as ``set_limits`` has them, for several queues, and return the errors by primary key.
+
+    ``by`` is None for a command.
+    """
+    if not vouching.acts_as_operator(by):
         raise PermissionDenied("Only operators set the limits of a queue.")
     until = limits.get("limits_until")
     values = {**limits, "limits_until": until.isoformat()} if until else limits
@@ -244,7 +247,7 @@ def _with_limits(queue: Queue, limits: Mapping[str, Any]) -> Queue:
     return changed
 
 
-def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner, actor: Owner | None) -> None:
+def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner | None, actor: Owner | None) -> None:
     """Write and record these limits. Each queue is given before and after."""
     if not changed:
         return
@@ -252,8 +255,9 @@ def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner, actor: Ow
     columns = (*LIMITS, *END)
     bulk.update(Queue, columns, [(after.pk, *(getattr(after, name) for name in columns)) for _, after in changed])
     limit_requests.answer([after for _, after in changed], by)
+    origin = {} if by else {"command": audit.command()}
     QueueEvent.objects.bulk_create(
-        _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})
+        _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after, **origin})
         for (_, row), (_, before, after) in zip(changed, changes, strict=True)
     )
     audit.record_changes(by, changes)
@@ -368,9 +372,9 @@ def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any
     )
 
 
-def _lock_actor(by: Owner) -> Owner | None:
-    """Lock and return the acting owner, inside a transaction, or None if the owner was removed in the meantime.
+def _lock_actor(by: Owner | None) -> Owner | None:
+    """Lock and return the acting owner, inside a transaction. None is a command, or the owner was removed meanwhile.
 
     Call it before locking queues: the removal of an owner locks in this order too.
     """
-    return next(iter(vouching.lock_existing([by])), None)
+    return next(iter(vouching.lock_existing([by])), None) if by else None

@@ -1,7 +1,8 @@
 """Import which queues are unbounded, including queues that no pass has listed yet."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import transaction
@@ -22,6 +23,8 @@ LEASE_TIMEOUT_SECONDS = 60.0
 """How long to wait for a running pass."""
 
 POLL_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 def plan(names: Iterable[str]) -> list[Step]:
@@ -68,24 +71,45 @@ def _is_possible(name: str) -> bool:
 def apply(steps: Sequence[Step], command: str) -> None:
     """Make the queues of these steps unbounded, all or none. ``command`` is recorded in their events.
 
-    A queue without a row gets one in state gone. The first pass that lists it finds the row, so it knows that the queue
-    is unbounded before it judges it. The lease keeps passes from inserting the same row. Raises LeaseTaken if a pass
-    runs for more than a minute, and LeaseLost if this process was suspended. Then nothing was changed.
+    A queue without a row gets one; see ``unlisted_rows``. Raises the errors of ``between_passes``.
     """
     wanted = [(step.vhost, step.name) for step in steps if step.do == MAKE_UNBOUNDED]
-    if not wanted:
-        return
+    if wanted:
+        between_passes(lambda: _set(wanted, command))
+
+
+def between_passes(do: Callable[[], T]) -> T:
+    """Call ``do`` in a transaction while no pass runs, and return its result.
+
+    Raises LeaseTaken if a pass runs for more than a minute, and LeaseLost if this process was suspended. Then nothing
+    was changed.
+    """
     deadline = time.monotonic() + LEASE_TIMEOUT_SECONDS
     while True:
         try:
             with leases.lease(LEASE) as lease, transaction.atomic():
                 lease.renew()
-                _set(wanted, command)
-            return
+                return do()
         except LeaseTaken:
             if time.monotonic() > deadline:
                 raise
             time.sleep(POLL_SECONDS)
+
+
+def unlisted_rows(names: Iterable[tuple[str, str]], **limits: Any) -> list[Queue]:
+    """Create the rows of queues that no pass has listed yet, given as (vhost, name), with these limits.
+
+    They are in the state gone. The first pass that lists such a queue finds the row, so it knows the limits before it
+    judges the queue. Call it between passes: they could insert the same row.
+    """
+    now = timezone.now()
+    return Queue.objects.bulk_create(
+        Queue(
+            vhost=vhost, name=name, type="classic", durable=True, auto_delete=False, exclusive=False,
+            state=Queue.State.GONE, first_seen=now, last_seen=now, **limits,
+        )
+        for vhost, name in names
+    )  # fmt: skip
 
 
 def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
@@ -95,13 +119,7 @@ def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
     bounded = [queue for queue in stored if not queue.unbounded]
     Queue.objects.filter(selected).update(unbounded=True, limits_until=None, limits_before=None, limits_phase="")
     without_row = sorted(set(wanted) - {(queue.vhost, queue.name) for queue in stored})
-    created = Queue.objects.bulk_create(
-        Queue(
-            vhost=vhost, name=name, type="classic", durable=True, auto_delete=False, exclusive=False,
-            state=Queue.State.GONE, unbounded=True, first_seen=now, last_seen=now,
-        )
-        for vhost, name in without_row
-    )  # fmt: skip
+    created = unlisted_rows(without_row, unbounded=True)
     events = []
     for queue in [*bounded, *created]:
         limits = limits_of(queue)

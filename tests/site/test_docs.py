@@ -60,7 +60,7 @@ REQUESTS = [line.removeprefix("curl ") for line in LINES if line.startswith("cur
 ON_THE_BROKER = [line.removeprefix("rabbitmqctl ") for line in LINES if line.startswith("rabbitmqctl ")]
 FOR_GUARDIANS_USER = ("add_user", "set_user_tags", "set_permissions")
 ENDLESS = ("monitor_queues", "send_notifications")
-MAY_END_WITH = {"doctor": (0, 1)}
+MAY_END_WITH = {"doctor": (0, 1), "apply": (0, 2)}
 SAYS_NOTHING = ("migrate",)
 
 COMMANDS = [line.removeprefix(MANAGE) for line in LINES if line.startswith(MANAGE) and "--deploy" not in line]
@@ -248,6 +248,7 @@ def import_sources(tmp_path, monkeypatch):
     )
     source.close()
     (tmp_path / "owners.csv").write_text("username,owners\n")
+    (tmp_path / "installation.yaml").write_text("version: 1\nowners: {you@example.org: {}}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PULSEGUARDIAN_DATABASE_URL", f"sqlite:///{tmp_path}/pulseguardian.db")
     return tmp_path
@@ -264,9 +265,10 @@ def test_every_documented_command_runs(offering, import_sources, mailbox, comman
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^\| `manage\.py (.+?)` \|", TEXT, re.MULTILINE))))
-def test_every_command_of_the_tables_runs(offering, mailbox, command):
+def test_every_command_of_the_tables_runs(offering, import_sources, mailbox, command):
     for placeholder, value in (
-        ("EMAIL", "you@example.org"), ("OFFERING", offering.uuid.hex), ("TYPE", "order"), ("JSON", "{}"),
+        ("EMAIL", "you@example.org"), ("FILE", "installation.yaml"), ("OFFERING", offering.uuid.hex), ("TYPE", "order"),
+        ("JSON", "{}"),
     ):  # fmt: skip
         command = command.replace(placeholder, value)
     assert run(*shlex.split(command))

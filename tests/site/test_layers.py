@@ -10,9 +10,9 @@ from django.apps import apps
 
 from tests.support.plugin import ROOT
 
-LAYERS = ["rabbit", "core", "accounts", "notifications", "queues", "agents", "status", "guardian_site"]
+LAYERS = ["rabbit", "core", "accounts", "notifications", "queues", "agents", "installation", "status", "guardian_site"]
 BESIDE = {"message_store": {"rabbit", "core", "accounts"}}
-"""Packages beside the layers, and the layers they may use. `status` and `guardian_site` may use them."""
+"""Packages beside the layers, and the layers they may use. `installation` and the packages above it may use them."""
 
 INSIDE = {
     "queues": ["access", "models", "rules", "archives mails", "guard", "actions watching", "moves", "pages api admin"],
@@ -60,7 +60,7 @@ def allowed(package: str) -> set[str]:
     if package in BESIDE:
         return {package} | BESIDE[package]
     below = set(LAYERS[: LAYERS.index(package) + 1])
-    return below | set(BESIDE) if package in ("status", "guardian_site") else below
+    return below | set(BESIDE) if "installation" in below else below
 
 
 def used(path: Path) -> Iterator[tuple[int, str]]:

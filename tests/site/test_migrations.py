@@ -36,7 +36,7 @@ pytestmark = pytest.mark.sqlite
 BASELINE = [
     ("core", "0001_version_1"), ("accounts", "0002_plain_names"), ("notifications", "0001_version_1"),
     ("queues", "0002_plain_names"), ("agents", "0001_version_1"),
-    ("message_store", "0001_version_1"), ("consumers", "0001_initial"),
+    ("message_store", "0001_version_1"), ("consumers", "0001_initial"), ("installation", None),
 ]  # fmt: skip
 """The newest migrations of the first release with rolling upgrades; None for an app that it did not have."""
 

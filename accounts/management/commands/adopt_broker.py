@@ -32,8 +32,8 @@ class Command(ImportCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the CSV file, or adopt the Pulse users of the given file. The exit code is 1 after a failure."""
         path = options["csv"]
-        if path is None and options["apply"]:
-            raise CommandError("--apply needs the filled file.")
+        if path is None and (options["apply"] or options["write"]):
+            raise CommandError("--apply and --write need the filled file.")
         with refusing():
             if path is None:
                 self._propose(as_json=options["json"])

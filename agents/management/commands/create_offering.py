@@ -5,11 +5,11 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
-from django.db import transaction
 
 from accounts.access.vouching import NotVouched, require_vouched
 from accounts.models import Owner, normalize_address, owner_with_address
-from agents.models import Offering, check_offering_name
+from agents.models import check_offering_name
+from agents.offerings import save_offering
 
 
 class Command(BaseCommand):
@@ -33,10 +33,7 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(f"{options['uuid']!r} is not a UUID.") from error
         members, publishers = _owners(options["member"]), _owners(options["publisher"])
-        with transaction.atomic():
-            offering, _ = Offering.objects.update_or_create(uuid=given, defaults={"name": name})
-            offering.members.add(*members)
-            offering.publishers.add(*publishers)
+        offering = save_offering(given, name, members, publishers)
         self.stdout.write(offering.uuid.hex)
 
 

@@ -1,0 +1,259 @@
+"""Carry out a plan, by the functions that pages use.
+
+Each change is complete in itself, so after a kill or a failure the next run plans and carries out the rest. Pulse users
+are changed by several threads: creating one is mostly waiting for the broker.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
+from django.db import connection, transaction
+
+from accounts import queue_effects
+from accounts.access import vouching
+from accounts.importing import adoption
+from accounts.models import UNCHANGED, Owner, PulseUser, owner_with_address, owners_by_address
+from accounts.pulse_users import addresses, creation, ownership, removal, thresholds
+from accounts.signing_in.owners import mark_address_verified
+from agents.models import Offering
+from agents.offerings import save_offering
+from agents.removal import deletions
+from core.confirmation import ConfirmableChange, ConfirmationRequired, Effect
+from core.each import describe_error
+from core.leases import HeldLease, LeaseLost, LeaseTaken
+from core.locks import LockTaken
+from installation import consequences
+from installation.context import applying
+from installation.models import Created
+from installation.planning import Change, Do, Plan
+from installation.resources import Kind
+from message_store import applications
+from message_store.models import Application
+from queues.actions import single, unbounded
+from queues.models import Queue
+from queues.rules.temporary_limits import limits_of, with_old_limits
+from rabbit.errors import BrokerError, BrokerUnavailable
+from rabbit.threads import ContextThreadPool
+
+THREADS = 4
+BATCH = 10
+"""Pulse users that a thread changes with one connection to the database."""
+
+EXPECTED = (
+    ValidationError, PermissionDenied, ObjectDoesNotExist, BrokerError, ConfirmationRequired, LockTaken, LeaseTaken,
+    LeaseLost, OSError,
+)  # fmt: skip
+"""Errors of a change after which the other changes are carried out."""
+
+
+class Failure(NamedTuple):
+    """A change that failed, and why."""
+
+    change: Change
+    why: str
+
+
+class Applier:
+    """Carries out the changes of a plan.
+
+    ``source`` names the file and its revision. ``effect`` are the queues that the operator confirmed. ``passwords`` is
+    the folder for the passwords of new Pulse users, or None: their owners set passwords on their pages.
+    """
+
+    def __init__(self, source: str, effect: Effect, passwords: Path | None = None) -> None:
+        self._source = source
+        self._confirmed = frozenset(effect.keys)
+        self._passwords = passwords
+        self._is_stopped = False
+
+    def carry_out(self, plan: Plan, lease: HeldLease) -> Iterator[Failure | None]:
+        """Yield a failure or None after each change. After the broker became unreachable, all others fail.
+
+        Raises:
+            LeaseLost: this process was suspended, and another one may be applying a file.
+        """
+        with applying(self._source), ContextThreadPool(THREADS) as pool:
+            try:
+                for is_of_pulse_users, group in groupby(plan.changes, lambda one: one.kind is Kind.PULSE_USER):
+                    changes = list(group)
+                    if is_of_pulse_users and len(changes) > 1:
+                        starts = range(0, len(changes), BATCH)
+                        calls = [pool.submit(self._try_each, changes[start : start + BATCH]) for start in starts]
+                        results = (result for call in as_completed(calls) for result in call.result())
+                    else:
+                        results = (self._try(change) for change in changes)
+                    for result in results:
+                        lease.renew_if_due()
+                        yield result
+            finally:
+                self._is_stopped = True  # for what waits in the pool
+
+    def _try_each(self, changes: Sequence[Change]) -> list[Failure | None]:
+        """Carry out changes in a thread of the pool."""
+        try:
+            return [self._try(change) for change in changes]
+        finally:
+            connection.close()
+
+    def _try(self, change: Change) -> Failure | None:
+        if self._is_stopped:
+            return Failure(change, "not tried, because the broker does not answer")
+        try:
+            self._carry_out(change)
+        except removal.RemovalPending:
+            return None  # Guardian continues
+        except EXPECTED as error:
+            self._is_stopped = self._is_stopped or isinstance(error, BrokerUnavailable)
+            return Failure(change, describe_error(error))
+        return None
+
+    def _carry_out(self, change: Change) -> None:
+        match change.kind:
+            case Kind.OWNER:
+                self._owner(change)
+            case Kind.APPLICATION:
+                _application(change)
+            case Kind.OFFERING:
+                self._offering(change)
+            case Kind.QUEUE:
+                self._queue(change)
+            case Kind.PULSE_USER:
+                self._pulse_user(change)
+
+    def _confirming(self, do: Callable[[str], object]) -> None:
+        """Call ``do`` with the confirmation that it asks for, if the operator confirmed the queues it deletes."""
+        try:
+            do("")
+        except ConfirmationRequired as question:
+            if not self._confirmed.issuperset(question.effect.keys):
+                raise
+            do(question.confirm)
+
+    def _delete(self, change: Change, row: Owner | Offering) -> None:
+        def delete(confirm: str) -> None:
+            deletion = ConfirmableChange(None, "delete", [row], {}, confirm)
+            deletion.require_confirmed(consequences.of_removed(change.kind, [row.pk]))
+            deletions.delete(row)
+
+        self._confirming(delete)
+
+    def _owner(self, change: Change) -> None:
+        reason = f"By apply, from {self._source}"[: vouching.MAX_REASON_LENGTH]
+        with transaction.atomic():
+            owner = owner_with_address(change.name)
+            if change.do is Do.REMOVE:
+                if owner is not None and owner.pk == change.pk:
+                    deletions.require_no_pulse_users(owner)
+                    self._delete(change, owner)
+                return
+            if owner is None:
+                owner = Owner.objects.create_user(change.name)
+                Created.record(Kind.OWNER, owner)
+            if "operator" in change.new:
+                owner.is_staff = owner.is_superuser = change.new["operator"]
+                owner.save(update_fields=["is_staff", "is_superuser"])
+            if change.do is Do.CREATE:
+                mark_address_verified(owner)
+            stops_operating = change.new.get("operator") is False
+            if change.new.get("access", stops_operating):  # which they had as an operator
+                vouching.vouch(owner, None, reason)
+            elif "access" in change.new:
+                vouching.unvouch(owner, None, reason)
+
+    def _offering(self, change: Change) -> None:
+        if change.do is Do.REMOVE:
+            if (found := Offering.objects.filter(pk=change.pk).first()) is not None:
+                self._delete(change, found)
+            return
+        people = {field: _owners(change.new[field]) for field in ("members", "publishers") if field in change.new}
+        with transaction.atomic():
+            key = uuid.UUID(change.key[0]) if change.key[0] else uuid.uuid4()
+            is_new = not Offering.objects.filter(uuid=key).exists()
+            offering = save_offering(key, change.new.get("name", change.name), **people, replace=True)
+            if is_new:
+                Created.record(Kind.OFFERING, offering)
+
+    def _queue(self, change: Change) -> None:
+        if change.pk:
+            self._confirming(partial(_set_limits, change))
+        else:
+            unbounded.between_passes(partial(_set_limits, change))
+
+    def _pulse_user(self, change: Change) -> None:
+        new = dict(change.new)
+        owners = _owners(new.pop("owners", []))
+        match change.do:
+            case Do.CREATE:
+                creation.create_pulse_user(change.name, owners, on_password=partial(self._keep, change.name))
+            case Do.ADOPT:
+                emails = tuple(change.new["owners"])
+                adoption.adopt([adoption.Step("account", change.name, adoption.ADOPT, emails)], notify=True)
+        is_new = change.do in (Do.CREATE, Do.ADOPT)
+        pulse_user = PulseUser.objects.get(**({"username": change.name} if is_new else {"pk": change.pk}))
+        if change.do is Do.REMOVE:
+            self._confirming(partial(_remove, pulse_user))
+            return
+        if change.do is Do.CHANGE and owners:
+            inactive = pulse_user.owners.filter(is_active=False)
+            ownership.set_owners(pulse_user, [*owners, *inactive], None)
+        if "warn_length" in new or "max_length" in new:
+            warn, limit = new.get("warn_length", UNCHANGED), new.get("max_length", UNCHANGED)
+            self._confirming(partial(thresholds.set_thresholds, pulse_user, warn, limit, None))
+        if "keeps_archives" in new:
+            thresholds.set_keeps_archives(pulse_user, new["keeps_archives"])
+        if "hold_off_minutes" in new:
+            thresholds.set_hold_off(pulse_user, new["hold_off_minutes"])
+        if "notification_emails" in new:
+            addresses.set_addresses(pulse_user, new["notification_emails"], None)
+
+    def _keep(self, username: str, password: str) -> None:
+        """Write the password of a new Pulse user to a file that only this account can read."""
+        if self._passwords is not None:
+            path = self._passwords / username
+            path.unlink(missing_ok=True)  # of a run that was killed
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"{password}\n")
+
+
+def _owners(emails: Sequence[str]) -> list[Owner]:
+    """Return the active owners with these addresses. Raises Owner.DoesNotExist if there is none for one of them."""
+    found = owners_by_address(emails, Owner.objects.filter(is_active=True)) if emails else {}
+    if missing := [email for email in emails if email not in found]:
+        raise Owner.DoesNotExist(f"There is no owner {missing[0]}.")
+    return [found[email] for email in emails]
+
+
+def _application(change: Change) -> None:
+    with transaction.atomic():
+        found = Application.objects.filter(name=change.name).first()
+        if change.do is not Do.REMOVE:
+            Created.record(Kind.APPLICATION, applications.create_application(change.name))
+        elif found is not None and found.pk == change.pk:
+            applications.delete_application(found)
+
+
+def _set_limits(change: Change, confirm: str = "") -> None:
+    vhost, name = change.key
+    with transaction.atomic():
+        row = Queue.objects.filter(vhost=vhost, name=name).first()
+        if row is None:
+            [row] = unbounded.unlisted_rows([(vhost, name)])
+        had_limits = any(limits_of(row).values())
+        limits: dict[str, Any] = {**limits_of(with_old_limits(row)), **change.new}
+        for error in single.set_limits_of_all([row], None, limits, confirm).values():
+            raise error
+        if change.do is Do.REMOVE:
+            Created.objects.filter(kind="queue", object_id=row.pk).delete()
+        elif not had_limits:
+            Created.record(Kind.QUEUE, row)
+
+
+def _remove(pulse_user: PulseUser, confirm: str) -> None:
+    removal.remove_pulse_user(pulse_user, queue_effects.removal_of([pulse_user], None, confirm), None)

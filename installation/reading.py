@@ -1,0 +1,271 @@
+"""Read an installation file: YAML to wanted resources, or all its problems with their lines and columns."""
+
+import difflib
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import yaml
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError as SchemaViolation
+
+from accounts.models import check_address, normalize_address
+from accounts.pulse_users.validation import check_syntax
+from agents.models import check_offering_name
+from installation.resources import PEOPLE, InvalidFile, Key, Kind, Position, Problem, Wanted
+from installation.schema import SCHEMA
+from message_store.applications import check_name
+from rabbit.names import is_amqp_name
+
+Path = tuple[str | int, ...]
+"""Where a value is: keys of mappings, and indexes of lists."""
+
+MAX_FILE_BYTES = 10 * 1024 * 1024
+
+_TYPES = {
+    "object": "a mapping (name: value)",
+    "array": "a list ([a, b])",
+    "string": "a text, in quotes if it looks like something else",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "null": "null",
+}
+_IN_PYTHON = {
+    dict: "a mapping",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+}
+
+
+def read(content: bytes) -> list[Wanted]:
+    """Return the resources that a file describes.
+
+    Raises:
+        InvalidFile: it has problems.
+    """
+    document = _Document(content)
+    problems = document.problems or [document.problem(error) for error in _violations(document.data)]
+    if not problems:
+        reader = _Reader(document)
+        wanted = list(reader.wanted())
+        problems = reader.problems
+    if problems:
+        raise InvalidFile(problems)
+    return wanted
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with the known name that is most similar to this one, or an empty text."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean '{nearest[0]}'?" if nearest else ""
+
+
+class _Document:
+    """The data of a YAML document, and the positions of its keys and values."""
+
+    def __init__(self, content: bytes) -> None:
+        self.problems: list[Problem] = []
+        self.keys: dict[Path, Position] = {}
+        self.values: dict[Path, Position] = {(): Position(1, 1)}
+        self.data: Any = None
+        self._visited: set[int] = set()
+        try:
+            if (node := self._compose(content)) is not None:
+                self.data = self._value(node, ())
+            elif not self.problems:
+                self._add(Position(1, 1), "The file is empty. Begin it with 'version: 1'.")
+        except RecursionError:
+            self._add(Position(1, 1), "Lists or mappings are nested too deeply.")
+
+    def problem(self, error: SchemaViolation) -> Problem:
+        """Return what is wrong at the place where the schema is violated."""
+        path = tuple(error.absolute_path)
+        at = self.values[path]
+        if error.validator == "additionalProperties":
+            known = error.schema["properties"]  # type: ignore[index]  # a schema with this rule is no bool
+            unknown = min((key for key in error.instance if key not in known), key=lambda key: self.keys[*path, key])
+            text = f"There is no '{unknown}' here.{did_you_mean(unknown, known)}"
+            return Problem(self.keys[*path, unknown], f"{text} Known are: {', '.join(known)}.")
+        return Problem(at, _sentence(error))
+
+    def _add(self, at: Position, text: str) -> None:
+        self.problems.append(Problem(at, text))
+
+    def _compose(self, content: bytes) -> yaml.Node | None:
+        if len(content) > MAX_FILE_BYTES:
+            self._add(Position(1, 1), f"The file is larger than {MAX_FILE_BYTES // 1024**2} MB.")
+            return None
+        try:
+            text = content.decode("utf-8-sig")
+            # libyaml's loader would be faster, and crashes when lists are nested too deeply.
+            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start)
+            column = error.start - (content.rfind(b"\n", 0, error.start) + 1)
+            self._add(Position(line + 1, column + 1), "This is not UTF-8. Save the file as UTF-8.")
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            at = _position(mark) if mark is not None else Position(1, 1)
+            self._add(at, f"This is not YAML: {error.problem or error.context}.")
+        except yaml.YAMLError as error:  # of a character
+            self._add(Position(1, 1), f"This is not YAML: {' '.join(str(error).split())}.")
+        else:
+            return node
+        return None
+
+    def _value(self, node: yaml.Node, path: Path) -> Any:
+        self.values[path] = at = _position(node.start_mark)
+        if id(node) in self._visited:
+            self._add(self.keys.get(path, at), "Aliases (*name) are not supported. Write the value out.")
+            return None
+        self._visited.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        try:
+            return yaml.constructor.SafeConstructor().construct_object(node)
+        except (yaml.YAMLError, ValueError, OverflowError):
+            self._add(at, f"'{node.value}' can't be read. Put it in quotes if it is a text.")
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            at, key = _position(key_node.start_mark), key_node.value
+            if not (isinstance(key_node, yaml.ScalarNode) and key_node.tag == "tag:yaml.org,2002:str"):
+                self._add(at, "A name must be a text. Put it in quotes.")
+            elif key in data:
+                self._add(at, f"'{key}' is here twice.")
+            else:
+                self.keys[*path, key] = at
+                data[key] = self._value(value_node, (*path, key))
+        return data
+
+
+def _position(mark: yaml.Mark) -> Position:
+    return Position(mark.line + 1, mark.column + 1)
+
+
+def _violations(data: Any) -> Iterator[SchemaViolation]:
+    yield from Draft202012Validator(SCHEMA).iter_errors(data)
+
+
+def _sentence(error: SchemaViolation) -> str:
+    value, rule = error.instance, error.validator_value
+    match error.validator:
+        case "type":
+            types = [rule] if isinstance(rule, str) else rule
+            wanted = " or ".join(_TYPES[one] for one in types)
+            return f"This is {_IN_PYTHON.get(type(value), 'null' if value is None else 'a date')}; write {wanted}."
+        case "required":
+            missing = next(name for name in rule if name not in value)
+            return f"'{missing}' is missing here{': write version: 1' if missing == 'version' else ''}."
+        case "oneOf":
+            return "Write either 'name' or 'pattern' here."
+        case "minimum" | "maximum":
+            return f"{value} is too {'small' if value < rule else 'large'}; the {error.validator} is {rule}."
+        case "minItems" | "maxItems":
+            return f"This list has {len(value)} entries; it can have {'at least' if value == [] else 'at most'} {rule}."
+        case "minLength":
+            return "This is empty."
+        case "const":
+            return f"Only version {rule} is known. Use the version of Guardian that wrote the file."
+    return str(error.message)
+
+
+class _Reader:
+    """Makes resources of data that follows the schema, and checks what the schema can't express."""
+
+    def __init__(self, document: _Document) -> None:
+        self._document = document
+        self.problems: list[Problem] = []
+        self._seen: set[tuple[Kind, Key]] = set()
+
+    def wanted(self) -> Iterator[Wanted]:
+        data = self._document.data
+        for email, owner in data.get("owners", {}).items():
+            path: Path = ("owners", email)
+            yield self._resource(Kind.OWNER, (self._address(email, self._document.keys[path]),), email, owner, path)
+        for number, name in enumerate(data.get("applications", [])):
+            path = ("applications", number)
+            self._check(path, check_name, name)
+            yield self._resource(Kind.APPLICATION, (name,), name, {}, path)
+        for number, offering in enumerate(data.get("offerings", [])):
+            yield self._offering(offering, ("offerings", number))
+        for number, queue in enumerate(data.get("queues", [])):
+            yield self._queue(queue, ("queues", number))
+        for username, pulse_user in data.get("pulse_users", {}).items():
+            path = ("pulse_users", username)
+            self._check(path, check_syntax, username)
+            yield self._resource(Kind.PULSE_USER, (username,), username, pulse_user, path)
+
+    def _offering(self, offering: dict[str, Any], path: Path) -> Wanted:
+        self._check((*path, "name"), check_offering_name, offering["name"])
+        key: Key = ()
+        if "uuid" in offering:
+            try:
+                key = (uuid.UUID(offering["uuid"]).hex,)
+            except ValueError:
+                self._add((*path, "uuid"), f"'{offering['uuid']}' is not a UUID.")
+        values = {name: value for name, value in offering.items() if name != "uuid"}
+        return self._resource(Kind.OFFERING, key, offering["name"], values, path)
+
+    def _queue(self, queue: dict[str, Any], path: Path) -> Wanted:
+        what = "name" if "name" in queue else "pattern"
+        name, vhost = queue[what], queue.get("vhost", settings.GUARDIAN_PULSE_VHOST)
+        for field, text in ((what, name), ("vhost", vhost)):
+            if not is_amqp_name(text):
+                self._add((*path, field), "RabbitMQ's names have at most 255 bytes.")
+        if what == "pattern":
+            try:
+                re.compile(name)
+            except re.error as error:
+                self._add((*path, what), f"This is not a regular expression: {error}.")
+        limits = {field: value for field, value in queue.items() if field not in (what, "vhost")}
+        if not limits:
+            self._add(path, "No limit is given here. Write warn_length, max_length or unbounded.")
+        return self._resource(Kind.QUEUE, (vhost, name), name, limits, path, pattern=name if what == "pattern" else "")
+
+    def _resource(
+        self, kind: Kind, key: Key, name: str, data: dict[str, Any], path: Path, *, pattern: str = ""
+    ) -> Wanted:
+        at = self._document.keys.get(path) or self._document.values[path]
+        identity = (kind, key or (name,)) if not pattern else (kind, (*key, "pattern"))
+        if identity in self._seen:
+            self.problems.append(Problem(at, f"'{name}' is here twice."))
+        self._seen.add(identity)
+        values = dict(data)
+        for field in (*PEOPLE.get(kind, ()), "notification_emails"):
+            if field in values:
+                values[field] = self._addresses(values[field], (*path, field))
+        positions = {str(field): self._document.values[*path, field] for field in data}
+        return Wanted(kind, key, name, values, at, positions, pattern)
+
+    def _addresses(self, emails: list[str], path: Path) -> list[str]:
+        """Return these addresses in normal form, sorted and without duplicates."""
+        found = {self._address(email, self._document.values[*path, index]) for index, email in enumerate(emails)}
+        return sorted(found)
+
+    def _address(self, email: str, at: Position) -> str:
+        address = normalize_address(email)
+        try:
+            check_address(address)
+        except ValidationError as error:
+            self.problems.append(Problem(at, f"'{email}' is not an e-mail address. {' '.join(error.messages)}"))
+        return address
+
+    def _check(self, path: Path, check: Callable[[str], None], name: str) -> None:
+        try:
+            check(name)
+        except ValidationError as error:
+            self._add(path, " ".join(error.messages))
+
+    def _add(self, path: Path, text: str) -> None:
+        self.problems.append(Problem(self._document.keys.get(path) or self._document.values[path], text))
