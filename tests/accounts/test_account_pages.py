@@ -146,20 +146,6 @@ def test_a_new_pulse_user_shows_its_password_once_and_can_log_in(people, visit, 
         assert password not in client.get(path).text
 
 
-def test_without_the_broker_no_pulse_user_is_created_and_the_form_is_kept(people, visit, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    page = visit("owner").post(
-        "/pulse-users/", {"username": name, "password": "kept-to-myself-7", "owners": "bob@example.org"}
-    )
-    assert page.status_code == 503
-    assert "RabbitMQ does not answer" in page.text
-    assert "127.0.0.1:1" not in page.text
-    assert f'value="{name}"' in page.text
-    assert "bob@example.org" in page.text
-    assert "kept-to-myself-7" not in page.text
-    assert not PulseUser.objects.exists()
-
-
 def test_the_list_shows_owners_and_states_of_pulse_users(people, visit):
     now = timezone.now()
     for username, fields in (
