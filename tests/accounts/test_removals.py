@@ -382,30 +382,6 @@ def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, 
     assert done["remove"]
 
 
-# The admin
-
-
-@pytest.mark.parametrize("what", ["owner", "first", "identity", "subscription", "consumer", "queue"])
-def test_the_admin_deletes_through_agents_deletions(registered, agents, client, monkeypatch, what):
-    deleted = []
-    delete = deletions.delete
-    monkeypatch.setattr(deletions, "delete", lambda rows: deleted.append(rows) or delete(rows))
-    client.force_login(agents.owner(is_staff=True, is_superuser=True))
-    row = getattr(registered, what)
-    path = f"/admin/{row._meta.app_label}/{row._meta.model_name}/"
-    assert client.post(f"{path}{row.pk}/delete/", {"post": "yes"}).status_code == 302
-    assert deleted == [row]
-    assert not type(row).objects.filter(pk=row.pk).exists()
-    assert not Removal.objects.exists()
-    if what != "owner":  # the admin deletes one owner at a time
-        rest = type(row).objects.all()
-        selected = {"action": "delete_selected", "_selected_action": [one.pk for one in rest], "post": "yes"}
-        if rest:
-            assert client.post(path, selected).status_code == 302
-            assert len(deleted) == 2
-        assert not type(row).objects.exists()
-
-
 # Cost
 
 
