@@ -71,16 +71,6 @@ def test_the_page_shows_and_saves_the_choices(pulse_user, alice, chat):
     assert client.get(path).text.count(" checked>") == 0
 
 
-def test_choices_end_with_the_pulse_user_and_the_owner(pulse_user, alice, bob):
-    pulse_user.owners.add(bob)
-    for owner in (alice, bob):
-        mutes.set_muted(owner, pulse_user, {("length", "email")})
-    bob.delete()
-    assert Mute.objects.count() == 1
-    pulse_user.delete()
-    assert not Mute.objects.exists()
-
-
 def test_an_owner_chooses_through_the_api(pulse_user, alice, bob, chat):
     program, path = Program(alice), "pulse-users/alice/notifications/"
     muted = [{"topic": "deletion", "channel": "email"}, {"topic": "length", "channel": chat.uuid.hex}]
