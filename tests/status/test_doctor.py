@@ -228,14 +228,6 @@ def test_permissions_of_an_external_pulse_user_are_a_warning(guarded, management
     assert (finding.status, "none of RabbitMQ's own users" in finding.found) == (Status.WARNING, True)
 
 
-def test_a_guarded_vhost_the_rabbitmq_user_cannot_access_is_a_problem(good_installation, guarded, create_user):
-    create_user("administrator")
-    found = examine()
-    assert found["permissions"].status is Status.PROBLEM
-    assert found["broker over AMQP"].status is Status.PROBLEM
-    assert guarded in found["broker over AMQP"].found
-
-
 class GrantsNothing:
     def permissions_of(self, pulse_user):
         return {}
