@@ -46,8 +46,6 @@ def people(guarded):
 
 @pytest.fixture
 def visit(people):
-    """Return a function that returns a client with one of the people signed in."""
-
     def signed_in(who, **options):
         client = Client(**options)
         if who in people:
@@ -68,7 +66,6 @@ def secret_in(page, id_="password"):
 
 
 def error_at(page, field):
-    """Return the error that the page shows at this field."""
     found = re.search(rf'<ul class="errorlist" id="{field}_error">(.*?)</ul>', page.text, re.DOTALL)
     return re.sub(r"<[^>]+>", "", found[1]) if found else ""
 

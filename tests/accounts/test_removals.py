@@ -89,7 +89,6 @@ def registered(agents):
 
 
 def write_due(kind, *names, vhost=""):
-    """Write removals that are due."""
     due_at = timezone.now() - timedelta(seconds=1)
     removals.write([Removal(kind=kind, vhost=vhost, name=name) for name in names], due_at=due_at)
 
@@ -146,7 +145,6 @@ def many_queues(agents, count):
 
 
 def declare_all(subscription, management):
-    """Declare the queues of a subscription, and return their vhost."""
     vhost = subscription.owner.uuid.hex
     management.create_vhost(vhost)
     for name in subscription.queues.values_list("queue_name", flat=True):
@@ -773,7 +771,6 @@ def revoke(token):
 
 
 def settle():
-    """Run the task until no removals are left."""
     for _ in range(3):
         make_removals_due()
         agents_removals.revoke_expired_passwords()
@@ -782,7 +779,6 @@ def settle():
 
 
 def present_during_outage(settings, registered, presented):
-    """Present a token while the broker is unavailable."""
     settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
     with pytest.raises(BrokerUnavailable):
         registration.register_subscription(registered.identity, "order", presented)

@@ -27,7 +27,6 @@ def authenticate(header):
 
 
 def refusal(header):
-    """Return the reason of the 401 for this header."""
     with pytest.raises(AuthenticationFailed) as error:
         authenticate(header)
     assert error.value.status_code == 401

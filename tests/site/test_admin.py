@@ -230,14 +230,12 @@ def path_of(label):
 
 
 def choose_action(client, model, action, *rows, **answers):
-    """Choose an action in a list and submit it."""
     chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
     form = {"action": action, "_selected_action": chosen, **answers}
     return client.post(path_of(model._meta.label), form)
 
 
 def confirm(client, page, **answers):
-    """Submit the confirmation page with these answers."""
     fields = {"action": "", "_selected_action": "", "select_across": "", "chosen": "", "post": ""}
     for name in fields:
         [_, field] = page.text.split(f'name="{name}" value="')

@@ -97,7 +97,6 @@ def say_id():
 
 @pytest.fixture
 def published():
-    """Collect the headers of published task messages."""
     seen = []
 
     def keep(headers, **_):

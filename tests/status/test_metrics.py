@@ -75,7 +75,6 @@ def make_notification(now, **fields):
 
 @pytest.fixture
 def registered(db):
-    """Give a subscription without queues."""
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     offering = Offering.objects.create(name="compute")
     identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
@@ -342,7 +341,6 @@ count()
 
 
 def manage(environment, code, **changes):
-    """Run this code in another process of Guardian."""
     code = f"import django; django.setup()\n{textwrap.dedent(code)}"
     return subprocess.run(
         [sys.executable, "-c", code],
