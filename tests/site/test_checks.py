@@ -1,17 +1,13 @@
 """Checks report invalid settings with the reason before anything runs."""
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from guardian_site import checks, environment
 from guardian_site.checks import check_settings
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.served import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -272,9 +268,7 @@ def test_manage_check_fails_with_the_reasons(wrong):
         "RABBITMQ_MANAGEMENT_URL": "http://guest:guest@rabbit:15672",
         **{name: value for name, (value, _) in wrong.items()},
     }
-    answer = subprocess.run(
-        [sys.executable, "manage.py", "check"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
+    answer = run_python(environment, "manage.py", "check")
     assert answer.returncode == 1
     assert [expected for _, expected in wrong.values() if expected not in answer.stderr] == []
     assert "Traceback" not in answer.stderr

@@ -21,6 +21,7 @@ from queues.guard.pass_run import Report
 from queues.management.commands.monitor_queues import as_text
 from queues.models import Pass, Queue
 from tests.support.faults import run_scheduled_work
+from tests.support.served import run_python
 from tests.support.toolbox import queue_names, wait_until
 from tools.invariants import breaches
 from tools.redis import PrivateRedis
@@ -40,9 +41,8 @@ def start(environment, *arguments, **changes):
 
 
 def run(environment, *arguments, **changes):
-    process = start(environment, *arguments, **changes)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+    ended = run_python({**environment, **changes}, "manage.py", *arguments)
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 @pytest.mark.slow
@@ -254,10 +254,7 @@ def test_flushing_redis_loses_only_its_queued_tasks(amqp, environment, guarded, 
 @pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])
 def test_a_worker_or_beat_with_an_invalid_setting_does_not_start(environment, part, tmp_path):
     environment |= {"GUARDIAN_MAX_QUEUE_LENGTH": "80k", "GUARDIAN_VAR_DIR": str(tmp_path)}
-    answer = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "guardian_site", part],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    answer = run_python(environment, "-m", "celery", "-A", "guardian_site", part)
     assert answer.returncode != 0
     assert "GUARDIAN_MAX_QUEUE_LENGTH can't be read" in answer.stderr
 

@@ -22,6 +22,7 @@ import yaml
 from core.leases import LEASE_SECONDS
 from deploy import healthcheck
 from tests.support.recorder import Recorder
+from tests.support.served import run_python
 from tests.support.toolbox import wait_until
 from tools import stack
 from tools.postgresql import PrivateCluster
@@ -258,8 +259,7 @@ def test_a_service_restarts_rotates_its_log_and_has_bounded_memory(name):
     [("compose-spec", "docker-compose.yml"), ("github-workflows", ".github/workflows/ci.yml")],
 )
 def test_a_file_agrees_with_its_schema(schema, path):
-    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path]
-    checked = subprocess.run(check, cwd=PROJECT, capture_output=True, text=True, check=False)
+    checked = run_python(dict(os.environ), "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -407,15 +407,7 @@ def test_the_units_have_a_low_exposure_level(installed_units):
 
 
 def check(**settings):
-    return subprocess.run(
-        [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],
-        cwd=PROJECT,
-        env=environment(**settings),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python(environment(**settings), "manage.py", "check", "--deploy", "--fail-level", "WARNING")
 
 
 def test_production_settings_pass_the_checks_for_deployment(tmp_path):

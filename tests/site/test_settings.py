@@ -5,8 +5,6 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -14,6 +12,7 @@ import pytest
 
 from guardian_site import env_file, environment
 from guardian_site.environment import Unreadable, database, mail_server, read
+from tests.support.served import run_python
 from tools.pages import declared_settings
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -33,15 +32,8 @@ print(json.dumps(settings.UNREADABLE))
 
 def loaded(variables, folder=PROJECT):
     """Return the settings of a new process with these environment variables, and those that it could not read."""
-    answer = subprocess.run(
-        [sys.executable, "-c", PRINT_SETTINGS],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{PROJECT}", **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{PROJECT}", **variables}
+    answer = run_python(environment, "-c", PRINT_SETTINGS, folder=folder)
     return tuple(map(json.loads, answer.stdout.splitlines()))
 
 

@@ -27,6 +27,7 @@ from queues.models import Archive, Pass, Queue, Replay
 from rabbit.errors import BrokerUnavailable
 from rabbit.requests.sending import Call
 from status import counters
+from tests.support.served import run_python
 from tests.support.toolbox import queue_row
 
 pytestmark = pytest.mark.django_db
@@ -342,15 +343,9 @@ count()
 
 def manage(environment, code, **changes):
     code = f"import django; django.setup()\n{textwrap.dedent(code)}"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings", **changes},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    answer = run_python({**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings", **changes}, "-c", code)
+    answer.check_returncode()
+    return answer
 
 
 def test_a_pass_counts_its_calls_and_deletions(guarded, amqp):
