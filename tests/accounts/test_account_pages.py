@@ -46,8 +46,6 @@ def people(guarded):
 
 @pytest.fixture
 def visit(people):
-    """Return a function that returns a client with one of the people signed in."""
-
     def signed_in(who, **options):
         client = Client(**options)
         if who in people:
@@ -68,7 +66,6 @@ def secret_in(page, id_="password"):
 
 
 def error_at(page, field):
-    """Return the error that the page shows at this field."""
     found = re.search(rf'<ul class="errorlist" id="{field}_error">(.*?)</ul>', page.text, re.DOTALL)
     return re.sub(r"<[^>]+>", "", found[1]) if found else ""
 
@@ -144,20 +141,6 @@ def test_a_new_pulse_user_shows_its_password_once_and_can_log_in(people, visit, 
     assert [address.email for address in pulse_user.notification_addresses.all()] == ["a@b.org"]
     for path in ("/pulse-users/", f"/pulse-users/{name}/", f"/pulse-users/{name}/delete/"):
         assert password not in client.get(path).text
-
-
-def test_without_the_broker_no_pulse_user_is_created_and_the_form_is_kept(people, visit, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    page = visit("owner").post(
-        "/pulse-users/", {"username": name, "password": "kept-to-myself-7", "owners": "bob@example.org"}
-    )
-    assert page.status_code == 503
-    assert "RabbitMQ does not answer" in page.text
-    assert "127.0.0.1:1" not in page.text
-    assert f'value="{name}"' in page.text
-    assert "bob@example.org" in page.text
-    assert "kept-to-myself-7" not in page.text
-    assert not PulseUser.objects.exists()
 
 
 def test_the_list_shows_owners_and_states_of_pulse_users(people, visit):

@@ -15,27 +15,20 @@ from rabbit.errors import NotOnBroker
 from tests.support.api import Program, Visitor
 from tests.support.toolbox import calling_first, wait_until
 
-
-@pytest.fixture
-def username(guarded, name):
-    """Return a name that no Pulse user has, with the broker configured."""
-    return name
-
-
 # Pulse users
 
 
-def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
+def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, name, management, guarded, settings):
     program = Program(alice)
-    created = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
+    created = program.post("pulse-users/", {"username": name, "notification_emails": ["team@example.org"]})
     assert created.status_code == 201, created.text
     assert created["Cache-Control"] == "no-store"
-    assert created["Location"] == f"{settings.GUARDIAN_BASE_URL}/api/pulse-users/{username}/"
+    assert created["Location"] == f"{settings.GUARDIAN_BASE_URL}/api/pulse-users/{name}/"
     assert len(created.json()["password"]) >= 24
     assert created.json()["owners"] == ["alice@example.org"]
-    assert management.user(username).name == username
+    assert management.user(name).name == name
 
-    shown = program.get(f"pulse-users/{username}/").json()
+    shown = program.get(f"pulse-users/{name}/").json()
     assert shown["notification_emails"] == ["team@example.org"]
     [address] = shown["notification_addresses"]
     assert (address["email"], address["added_by"], address["confirmed_at"]) == (
@@ -47,30 +40,30 @@ def test_a_pulse_user_is_created_shown_changed_and_deleted(alice, bob, username,
     assert permissions["in_words"]
     assert "password" not in shown
 
-    changed = program.patch(f"pulse-users/{username}/", {"owners": ["Bob@example.org", "alice@example.org"]})
+    changed = program.patch(f"pulse-users/{name}/", {"owners": ["Bob@example.org", "alice@example.org"]})
     assert (changed.status_code, changed.json()["owners"]) == (200, ["alice@example.org"])
     assert changed.json()["invited"] == ["bob@example.org"]
     assert changed.json()["notification_emails"] == ["team@example.org"]
 
-    own, own_user = {"password": "correct horse battery", "close_connections": True}, {"username": username}
-    assert program.post(f"pulse-users/{username}/rotate-password/", own).json() == own_user
-    later = program.post(f"pulse-users/{username}/rotate-password/", {"later": True}).json()
+    own, own_user = {"password": "correct horse battery", "close_connections": True}, {"username": name}
+    assert program.post(f"pulse-users/{name}/rotate-password/", own).json() == own_user
+    later = program.post(f"pulse-users/{name}/rotate-password/", {"later": True}).json()
     assert len(later.pop("password")) == 32
-    assert program.post(f"pulse-users/{username}/rotate-password/", {"prepared": later["prepared"]}).json() == own_user
-    both = program.post(f"pulse-users/{username}/rotate-password/", {**own, **later})
+    assert program.post(f"pulse-users/{name}/rotate-password/", {"prepared": later["prepared"]}).json() == own_user
+    both = program.post(f"pulse-users/{name}/rotate-password/", {**own, **later})
     assert (both.status_code, list(both.json())) == (400, ["prepared"])
-    forged = program.post(f"pulse-users/{username}/rotate-password/", {"prepared": "forged"})
+    forged = program.post(f"pulse-users/{name}/rotate-password/", {"prepared": "forged"})
     assert (forged.status_code, list(forged.json())) == (400, ["prepared"])
-    weak = program.post(f"pulse-users/{username}/rotate-password/", {"password": "password"})
+    weak = program.post(f"pulse-users/{name}/rotate-password/", {"password": "password"})
     assert (weak.status_code, list(weak.json())) == (400, ["password"])
 
-    management.declare_queue(guarded, f"queue/{username}/q")
-    goes = program.get(f"pulse-users/{username}/belongings/").json()
-    assert goes == {"queues": [f"queue/{username}/q"], "exchanges": []}
-    assert program.delete(f"pulse-users/{username}/").status_code == 204
-    assert program.get(f"pulse-users/{username}/").status_code == 404
+    management.declare_queue(guarded, f"queue/{name}/q")
+    goes = program.get(f"pulse-users/{name}/belongings/").json()
+    assert goes == {"queues": [f"queue/{name}/q"], "exchanges": []}
+    assert program.delete(f"pulse-users/{name}/").status_code == 204
+    assert program.get(f"pulse-users/{name}/").status_code == 404
     with pytest.raises(NotOnBroker):
-        management.user(username)
+        management.user(name)
 
 
 @pytest.mark.parametrize(
@@ -116,20 +109,20 @@ def test_a_change_with_one_invalid_field_changes_nothing(alice, shared_pulse_use
     assert (shared_pulse_user.owners.count(), shared_pulse_user.notification_addresses.count()) == (2, 0)
 
 
-def test_connections_are_listed_and_closed(alice, username, broker, guarded):
+def test_connections_are_listed_and_closed(alice, name, broker, guarded):
     program = Program(alice)
-    password = program.post("pulse-users/", {"username": username}).json()["password"]
+    password = program.post("pulse-users/", {"username": name}).json()["password"]
     parts = urlsplit(broker.amqp_url)
-    url = f"amqp://{username}:{password}@{parts.hostname}:{parts.port}/{guarded}"
+    url = f"amqp://{name}:{password}@{parts.hostname}:{parts.port}/{guarded}"
     opened = pika.BlockingConnection(pika.URLParameters(url))
-    wait_until(lambda: program.get(f"pulse-users/{username}/connections/").json())
-    answer = program.get(f"pulse-users/{username}/connections/")
+    wait_until(lambda: program.get(f"pulse-users/{name}/connections/").json())
+    answer = program.get(f"pulse-users/{name}/connections/")
     assert answer["X-Result-Count"] == "1"
     assert (answer.json()[0]["vhost"], answer.json()[0]["client_address"]) == (guarded, "127.0.0.1")
-    assert program.delete(f"pulse-users/{username}/connections/?name=other").status_code == 404
+    assert program.delete(f"pulse-users/{name}/connections/?name=other").status_code == 404
     opened.process_data_events(time_limit=0.5)
     assert opened.is_open
-    closing = f"pulse-users/{username}/connections/?{urlencode({'name': answer.json()[0]['name']})}"
+    closing = f"pulse-users/{name}/connections/?{urlencode({'name': answer.json()[0]['name']})}"
     wait_until(lambda: program.delete(closing).status_code == 204)
     with pytest.raises(AMQPConnectionError):
         wait_until(lambda: opened.process_data_events(time_limit=0.2))

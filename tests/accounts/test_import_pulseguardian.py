@@ -137,7 +137,6 @@ def usernames(source, create_pulse_user):
 
 
 def run_import(url, *options):
-    """Run the command in this process and return its JSON report."""
     out = io.StringIO()
     call_command("import_pulseguardian", url, "--json", *options, stdout=out)
     return json.loads(out.getvalue())
@@ -163,7 +162,6 @@ def owners_by_pulse_user():
 
 
 def all_rows():
-    """Return all rows that the import may change."""
     models = (Owner, PulseUser, PulseUser.owners.through, Vouching, EmailAddress, Queue, QueueEvent, Notification)
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 

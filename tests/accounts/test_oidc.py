@@ -60,7 +60,6 @@ def running():
 
 
 def provider_at(url):
-    """Return the setting SOCIALACCOUNT_PROVIDERS for a provider."""
     return {
         "openid_connect": {
             "OAUTH_PKCE_ENABLED": True,

@@ -321,14 +321,6 @@ def test_a_new_list_invites_removes_and_withdraws(shared, alice, bob, carol):
     assert [one.invitee for one in Invitation.objects.open()] == [dora]
 
 
-def test_a_pulse_user_keeps_its_owners_until_a_new_one_accepts(pulse_user, alice, bob):
-    set_owners(pulse_user, [bob], alice)
-    assert owners_of(pulse_user) == {alice}
-    invitations.accept(Invitation.objects.get())
-    set_owners(pulse_user, [bob], alice)
-    assert owners_of(pulse_user) == {bob}
-
-
 # The password after an owner left
 
 

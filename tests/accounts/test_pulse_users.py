@@ -33,7 +33,7 @@ from accounts.pulse_users.addresses import (
 from accounts.pulse_users.creation import adopt_pulse_user, adoptable, create_pulse_user
 from accounts.pulse_users.passwords import connections_of, rotate_password
 from accounts.pulse_users.removal import Belongings, RemovalPending, belongings_of
-from accounts.pulse_users.thresholds import set_keeps_archives, set_thresholds
+from accounts.pulse_users.thresholds import set_thresholds
 from accounts.pulse_users.validation import NameRefused, check_name, permissions_of
 from accounts.pulse_users.withdrawal import withdraw
 from core import locks, removals
@@ -749,12 +749,6 @@ def test_invalid_thresholds_are_refused(pulse_user, operator, pair):
     assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
 
 
-def test_archives_are_switched_off_and_on(pulse_user):
-    for keeps in (False, True):
-        set_keeps_archives(pulse_user, keeps)
-        assert (pulse_user.keeps_archives, PulseUser.objects.get().keeps_archives) == (keeps, keeps)
-
-
 # Removal
 
 
@@ -952,13 +946,6 @@ def test_custom_permissions_in_words():
     unescaped = "^(queue/a-b/.*|exchange/a-b/.*)"
     by_hand = Permissions(unescaped, unescaped, "^(queue/a-b/.*|exchange/.*)")
     assert in_words(by_hand, "a-b") == in_words(for_pulse_user("a-b"), "a-b")
-
-
-def test_the_standard_permissions_name_the_pulse_users_own_queues_and_exchanges():
-    assert in_words(for_pulse_user("alice"), "alice")[0] == (
-        "It can create and delete queues whose names start with queue/alice/, and exchanges whose names start with "
-        "exchange/alice/."
-    )
 
 
 def test_permissions_are_listed_for_every_vhost(pulse_user, name, guarded, management):

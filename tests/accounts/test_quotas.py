@@ -5,7 +5,6 @@ import re
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.test import Client
 from django.utils import timezone
 
 from accounts.access import tokens
@@ -24,7 +23,6 @@ SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/"
 
 @pytest.fixture
 def two_of_each(settings):
-    """Let an owner have two of each."""
     settings.GUARDIAN_MAX_PULSE_USERS = 2
     settings.GUARDIAN_MAX_TOKENS = 2
     settings.GUARDIAN_MAX_SUBSCRIPTIONS = 2
@@ -113,13 +111,11 @@ def test_expired_and_revoked_tokens_do_not_count(alice, two_of_each):
 # Channels
 
 
-def test_an_owner_with_the_maximum_of_channels_creates_no_more(alice, two_of_each):
+def test_an_owner_with_the_maximum_of_channels_creates_no_more(alice, as_alice, two_of_each):
     own_channels(alice, 2)
     with pytest.raises(Refusal, match="at most 2 channels"):
         own_channels(alice, 1)
-    visitor = Client()
-    visitor.force_login(alice)
-    assert "the maximum number of channels" in visitor.get("/settings/").text
+    assert "the maximum number of channels" in as_alice.get("/settings/").text
 
 
 # Agents

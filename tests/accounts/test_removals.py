@@ -89,7 +89,6 @@ def registered(agents):
 
 
 def write_due(kind, *names, vhost=""):
-    """Write removals that are due."""
     due_at = timezone.now() - timedelta(seconds=1)
     removals.write([Removal(kind=kind, vhost=vhost, name=name) for name in names], due_at=due_at)
 
@@ -146,7 +145,6 @@ def many_queues(agents, count):
 
 
 def declare_all(subscription, management):
-    """Declare the queues of a subscription, and return their vhost."""
     vhost = subscription.owner.uuid.hex
     management.create_vhost(vhost)
     for name in subscription.queues.values_list("queue_name", flat=True):
@@ -380,30 +378,6 @@ def test_concurrent_registrations_and_deletions_cause_no_database_error(agents, 
     assert broken == []
     assert done["register"]
     assert done["remove"]
-
-
-# The admin
-
-
-@pytest.mark.parametrize("what", ["owner", "first", "identity", "subscription", "consumer", "queue"])
-def test_the_admin_deletes_through_agents_deletions(registered, agents, client, monkeypatch, what):
-    deleted = []
-    delete = deletions.delete
-    monkeypatch.setattr(deletions, "delete", lambda rows: deleted.append(rows) or delete(rows))
-    client.force_login(agents.owner(is_staff=True, is_superuser=True))
-    row = getattr(registered, what)
-    path = f"/admin/{row._meta.app_label}/{row._meta.model_name}/"
-    assert client.post(f"{path}{row.pk}/delete/", {"post": "yes"}).status_code == 302
-    assert deleted == [row]
-    assert not type(row).objects.filter(pk=row.pk).exists()
-    assert not Removal.objects.exists()
-    if what != "owner":  # the admin deletes one owner at a time
-        rest = type(row).objects.all()
-        selected = {"action": "delete_selected", "_selected_action": [one.pk for one in rest], "post": "yes"}
-        if rest:
-            assert client.post(path, selected).status_code == 302
-            assert len(deleted) == 2
-        assert not type(row).objects.exists()
 
 
 # Cost
@@ -797,7 +771,6 @@ def revoke(token):
 
 
 def settle():
-    """Run the task until no removals are left."""
     for _ in range(3):
         make_removals_due()
         agents_removals.revoke_expired_passwords()
@@ -806,7 +779,6 @@ def settle():
 
 
 def present_during_outage(settings, registered, presented):
-    """Present a token while the broker is unavailable."""
     settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
     with pytest.raises(BrokerUnavailable):
         registration.register_subscription(registered.identity, "order", presented)

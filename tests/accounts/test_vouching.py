@@ -32,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 @pytest.fixture
 def newcomer(transactional_db):
-    """Give an unvouched owner."""
     return Owner.objects.create_user("alice@example.org")
 
 
@@ -54,7 +53,6 @@ def signals_sent():
 
 @pytest.fixture
 def names(name):
-    """Give unused names."""
     return [f"{name}-{owner}" for owner in ("alone", "shared")]
 
 

@@ -447,14 +447,6 @@ def test_a_service_that_does_not_respond_in_time_is_abandoned(channel, webhook, 
     assert time.monotonic() - began < 6  # the server would take 20
 
 
-def test_a_service_that_accepts_but_stays_silent_is_abandoned(alice, private_channels, short_timeouts):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        channel = create_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
-        began = time.monotonic()
-        assert failure(channel)
-        assert time.monotonic() - began < 6
-
-
 def test_a_compressed_bomb_as_an_answer_does_no_harm(channel, webhook):
     webhook.body = gzip.compress(b"0" * 50_000_000)
     webhook.headers = {"Content-Encoding": "gzip"}

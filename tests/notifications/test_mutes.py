@@ -6,7 +6,6 @@ from datetime import time, timedelta
 import pytest
 import time_machine
 from django.db import connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -27,7 +26,6 @@ def chat(alice):
 
 
 def sent_to(pulse_user, kind):
-    """Return the recipients and channels of a notification of this kind."""
     Notification.objects.all().delete()
     enqueue([Notice(kind, {}, subject="queue 1", pulse_user_id=pulse_user.pk)], timezone.now())
     return set(Notification.objects.values_list("recipient", "channel"))
@@ -58,27 +56,15 @@ def test_every_topic_is_one_of_a_kind_and_news_of_the_broker_cannot_be_muted():
     assert mutes.topic_of(kinds.get(OUTAGE)) == ""
 
 
-def test_the_page_shows_and_saves_the_choices(pulse_user, alice, chat):
-    client = Client()
-    client.force_login(alice)
+def test_the_page_shows_and_saves_the_choices(pulse_user, alice, as_alice, chat):
     path = "/pulse-users/alice/notifications/"
-    assert client.get(path).text.count(" checked>") == 2 * len(mutes.TOPICS)
-    client.post(path, {"wanted": ["deletion email", f"length {chat.uuid.hex}", "nonsense", "length"]})
-    assert client.get(path).text.count(" checked>") == 2
+    assert as_alice.get(path).text.count(" checked>") == 2 * len(mutes.TOPICS)
+    as_alice.post(path, {"wanted": ["deletion email", f"length {chat.uuid.hex}", "nonsense", "length"]})
+    assert as_alice.get(path).text.count(" checked>") == 2
     assert mutes.muted(alice, pulse_user).isdisjoint({("deletion", "email"), ("length", chat.uuid.hex)})
-    assert path in client.get("/settings/").text
-    client.post(path, {"nothing": "1", "wanted": ["deletion email"]})
-    assert client.get(path).text.count(" checked>") == 0
-
-
-def test_choices_end_with_the_pulse_user_and_the_owner(pulse_user, alice, bob):
-    pulse_user.owners.add(bob)
-    for owner in (alice, bob):
-        mutes.set_muted(owner, pulse_user, {("length", "email")})
-    bob.delete()
-    assert Mute.objects.count() == 1
-    pulse_user.delete()
-    assert not Mute.objects.exists()
+    assert path in as_alice.get("/settings/").text
+    as_alice.post(path, {"nothing": "1", "wanted": ["deletion email"]})
+    assert as_alice.get(path).text.count(" checked>") == 0
 
 
 def test_an_owner_chooses_through_the_api(pulse_user, alice, bob, chat):

@@ -1,7 +1,6 @@
 """The outbox: notifications are written with their cause and delivered once, in order, through outages."""
 
 import asyncio
-import math
 import signal
 import socket
 import threading
@@ -13,7 +12,6 @@ import pytest
 from django.core.mail import EmailMultiAlternatives
 from django.core.management import call_command
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
@@ -183,16 +181,6 @@ def test_a_pass_with_more_notifications_than_one_claim_starts_a_second_task(amqp
         assert once.run_once().notifications == number
         assert asked == ["notifications.tasks.send_notifications"] * times
         asked.clear()
-
-
-@pytest.mark.parametrize("number", [mail_sending.MAIL_BATCH_SIZE, mail_sending.MAIL_BATCH_SIZE + 1])
-def test_a_batch_of_mails_is_recorded_in_one_statement(mailbox, settings, number):
-    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
-    notify_operators("one")
-    with CaptureQueriesContext(connection) as queries:
-        assert send_due().sent == number
-    noted = [query for query in queries if query["sql"].startswith("UPDATE") and '"sent_at"' in query["sql"]]
-    assert len(noted) == math.ceil(number / mail_sending.MAIL_BATCH_SIZE)
 
 
 def test_no_second_task_is_started_while_the_mail_server_is_unavailable(mailbox, settings, monkeypatch):
@@ -648,30 +636,6 @@ def test_channels_have_one_sender_at_a_time(pulse_user, room, webhook, mailbox):
     assert webhook.received == []
     assert send_due().sent == 1
     assert send_due().claimed == 0
-
-
-def test_hanging_channels_occupy_one_worker_for_a_limited_time(pulse_user, mailbox, monkeypatch, clock):
-    hanging, timed_out = [], threading.Event()
-
-    def hang(channel, *message):
-        hanging.append(channel)
-        assert timed_out.wait(30)
-        raise channels.ChannelFailed("it hangs")
-
-    monkeypatch.setattr(channels, "post", hang)
-    owners = [Owner.objects.create_user(f"o{number}@example.org", vouched=True) for number in range(60)]
-    pulse_user.owners.add(*owners)
-    for owner in owners:
-        Channel.objects.create(owner=owner, name="room", service="x", sealed_url="x")
-    notify_owners(pulse_user, "warning")
-    Notification.objects.filter(channel="email").delete()
-    first = in_background(send_due)
-    wait_until_equal(lambda: len(hanging), channel_sending.MAX_CONCURRENT_CHANNELS)
-    assert send_due().claimed == 0
-    clock.sleep(channel_sending.MAX_SENDING_SECONDS)
-    timed_out.set()
-    assert first.result().postponed == channel_sending.MAX_CONCURRENT_CHANNELS
-    assert Notification.objects.filter(state="due", attempts=0).count() == 60 - channel_sending.MAX_CONCURRENT_CHANNELS
 
 
 def test_an_unexpected_error_of_a_channel_does_not_stop_the_others(

@@ -7,7 +7,6 @@ from typing import Any
 import jsonschema
 import pytest
 from apprise.plugins import opsgenie, pagerduty
-from django.test import Client
 from django.utils import timezone
 
 from guardian_site.help_pages import DOCS
@@ -35,8 +34,6 @@ def queue(pulse_user):
 
 @pytest.fixture
 def notify(queue):
-    """Return a function that sends a notification of a kind about the queue."""
-
     def notify(kind, **facts):
         about = (subject_key(queue.pk), queue.pulse_user_id)
         enqueue([Notice(kind, {**FACTS, **facts}, *about)], timezone.now())
@@ -105,14 +102,12 @@ def test_a_webhook_is_signed_with_a_secret_that_is_shown_once(alice, webhook, no
     assert secret not in str(Channel.objects.values().get())
 
 
-def test_the_page_shows_the_secret_of_a_webhook_once(alice, webhook):
-    client = Client()
-    client.force_login(alice)
-    page = client.post("/settings/", {"channel": "add", "name": "program", "url": webhook.url()})
+def test_the_page_shows_the_secret_of_a_webhook_once(as_alice, webhook):
+    page = as_alice.post("/settings/", {"channel": "add", "name": "program", "url": webhook.url()})
     secret = channels.secret_of(Channel.objects.get())
     assert (page.status_code, page["Cache-Control"]) == (201, "no-store")
     assert secret in page.text
-    assert secret not in client.get("/settings/").text
+    assert secret not in as_alice.get("/settings/").text
 
 
 def test_a_chat_and_a_webhook_from_before_secrets_are_not_signed(alice, webhook, notify):

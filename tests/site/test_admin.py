@@ -27,7 +27,7 @@ from agents.models import (
     SubscriptionQueue,
     Sweep,
 )
-from core import locks, sealing
+from core import sealing
 from core.admin import AuditedAdmin
 from core.models import Lease, Removal
 from message_store import applications
@@ -35,7 +35,6 @@ from notifications import sending
 from notifications.models import Channel, Notification
 from queues.guard.once import run_once
 from queues.models import Archive, Move, Pass, Queue, QueueEvent, Replay, Watch
-from rabbit.errors import NotOnBroker
 from tests.support.chromium import sign_in
 from tests.support.toolbox import (
     AWAY,
@@ -231,14 +230,12 @@ def path_of(label):
 
 
 def choose_action(client, model, action, *rows, **answers):
-    """Choose an action in a list and submit it."""
     chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
     form = {"action": action, "_selected_action": chosen, **answers}
     return client.post(path_of(model._meta.label), form)
 
 
 def confirm(client, page, **answers):
-    """Submit the confirmation page with these answers."""
     fields = {"action": "", "_selected_action": "", "select_across": "", "chosen": "", "post": ""}
     for name in fields:
         [_, field] = page.text.split(f'name="{name}" value="')
@@ -497,12 +494,6 @@ def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
     assert failed.startswith(f"'{queues[0]}': ")
     assert "the deletion limit 15" in failed
     assert done == f"1 is updated: {queues[1]}."
-    pulse_user.queues.all().delete()
-    queues[0].save(force_insert=True)
-    assert messages_of(confirm(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are updated")
-    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
-    assert messages_of(confirm(admin, page, warn_length="", max_length=""))[0].startswith("2 are updated")
-    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(None, None)}
     assert "Enter a whole number" in confirm(admin, page, warn_length="many").text
 
 
@@ -560,53 +551,6 @@ def test_the_history_of_an_unknown_audit_entry_is_404(admin, db, key):
 
 
 # Pulse users
-
-
-@pytest.fixture
-def create_pulse_user(guarded, management):
-    """Return a function that creates a Pulse user on the broker, with a queue, and its row."""
-    created = []
-
-    def create(username):
-        management.put_user(username, "irrelevant")
-        management.declare_queue(guarded, f"queue/{username}/builds")
-        created.append(username)
-        pulse_user = PulseUser.objects.create(username=username, ready=True)
-        pulse_user.owners.set([make_owner()])
-        return pulse_user
-
-    yield create
-    for username in created:
-        try:
-            management.delete_user(username)
-        except NotOnBroker:
-            continue
-
-
-def test_an_operator_removes_pulse_users_with_their_queues(admin, operator, create_pulse_user, management, guarded):
-    pulse_users = [create_pulse_user("remove-1"), create_pulse_user("remove-2")]
-    run_once()
-    page = choose_action(admin, PulseUser, "remove", *pulse_users)
-    assert "remove-1" in page.text
-    assert "Their queues and exchanges" in page.text
-    assert PulseUser.objects.count() == 2
-    answer = confirm(admin, page)
-    assert messages_of(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
-    assert not PulseUser.objects.exists()
-    assert queue_names(management, guarded) == set()
-    for pulse_user in pulse_users:
-        with pytest.raises(NotOnBroker):
-            management.user(pulse_user.username)
-
-
-def test_a_busy_removal_of_a_pulse_user_continues_later(admin, create_pulse_user):
-    pulse_users = [create_pulse_user("remove-1"), create_pulse_user("remove-2")]
-    page = choose_action(admin, PulseUser, "remove", *pulse_users)
-    with locks.lock("remove-1"):
-        busy, done = messages_of(confirm(admin, page))
-    assert busy.endswith("Guardian continues until all is gone. Another process is changing it.")
-    assert done == "1 is removed, with queues and exchanges: remove-2."
-    assert PulseUser.objects.get().removing_since is not None
 
 
 def test_the_brake_limits_the_queues_of_removed_pulse_users(admin, settings):

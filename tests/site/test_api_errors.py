@@ -44,26 +44,16 @@ NEEDS_BROKER = {
     *((route, "post") for route in REGISTERING if not route.endswith("identities/")),
 }
 
-# The fields of each body. For the endpoints of agents see test_api_agents.py.
 FIELDS = {
-    ("api/pulse-users/", "post"): ["username", "password", "owners", "notification_emails", "adopt_namespace"],
-    ("api/pulse-users/<str:username>/", "patch"): ["owners", "notification_emails", "max_length", "confirm"],
-    ("api/pulse-users/<str:username>/", "delete"): ["confirm"],
-    ("api/pulse-users/<str:username>/rotate-password/", "post"): ["password", "close_connections", "later", "prepared"],
-    ("api/pulse-users/<str:username>/ask-again/", "post"): ["email"],
-    ("api/vouching/ask/", "post"): ["reason"],
-    ("api/owners/vouch/", "post"): ["email"],
-    ("api/owners/adopt/", "post"): ["username", "owners"],
-    ("api/owners/<str:uuid>/vouch/", "post"): ["reason"],
-    ("api/owners/<str:uuid>/withdraw/", "post"): ["remove", "reason", "confirm"],
-    ("api/tokens/", "post"): ["name", "days", "scope", "pulse_user"],
-    ("api/queues/<str:uuid>/", "patch"): ["unbounded", "warn_length", "max_length", "limits_until", "confirm"],
-    ("api/queues/<str:uuid>/move/", "post"): ["to", "count", "copy", "confirm", "groups"],
-    ("api/queues/selected/delete/", "post"): ["uuids", "confirm"],
-    ("api/queues/selected/limits/", "post"): ["uuids", "unbounded", "warn_length", "max_length", "confirm"],
-    ("api/channels/", "post"): ["name", "url"],
-    ("api/settings/", "patch"): ["quiet_from", "quiet_until", "time_zone", "weekly_summary"],
+    (route, method): [*schema()["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]]
+    for path, methods in schema()["paths"].items()
+    for method, described in methods.items()
+    if (body := described.get("requestBody", {}).get("content", {}).get("application/json"))
+    if (route := re.sub(r"{(\w+)}", r"<str:\1>", path.removeprefix("/"))).startswith("api/")
+    if not re.search("agent|event-|offerings", route)
+    if EXPECTED["session"][route, method].split()[VISITORS.index("operator")] not in ("403", "404")
 }
+"""The fields of each body that an operator may send. For the endpoints of agents see test_api_agents.py."""
 
 
 @pytest.fixture
@@ -172,7 +162,8 @@ def test_strange_values_of_fields_cause_no_server_error(world, as_operator, rout
     path, body = path_of(world, route), BODIES.get((route, method), {})
     for field in FIELDS[route, method]:
         for value in VALUES:
-            answer = as_operator(route).send(method.upper(), path, {**body, field: value})
+            with undone():  # a limit counts some of the requests
+                answer = as_operator(route).send(method.upper(), path, {**body, field: value})
             assert answer.status_code in (200, 201, 204, 400, 403, 409, 503), (field, value, answer.text)
             if answer.status_code == 400:
                 assert answer["Content-Type"] == "application/json"

@@ -161,7 +161,6 @@ def test_a_call_says_which_tokens_may_send_it():
 
 
 def opened(page, tag, name):
-    """Open the docs of a resource at a call, and return the call."""
     page.goto(f"/api/docs/{tag}/#{name}")
     return page.locator(f"details#{name}")
 

@@ -1,17 +1,13 @@
 """Checks report invalid settings with the reason before anything runs."""
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from guardian_site import checks, environment
 from guardian_site.checks import check_settings
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.served import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +29,6 @@ def reported_ids():
         ("ALLOWED_HOSTS", [""], "guardian.E033"),
         ("RABBITMQ_MANAGEMENT_URL", "rabbit:15672", "guardian.E002"),
         ("RABBITMQ_MANAGEMENT_URL", "amqp://rabbit", "guardian.E002"),
-        ("RABBITMQ_MANAGEMENT_URL", "http://rabbit:port", "guardian.E002"),
         ("RABBIT_URL", "http://rabbit", "guardian.E002"),
         ("GUARDIAN_BASE_URL", "guardian.example.org", "guardian.E002"),
         ("RABBIT_URL", "amqp://guardian:123/hunter2@rabbit", "guardian.E002"),
@@ -44,21 +39,17 @@ def reported_ids():
         ("RABBIT_URL", "amqps://rabbit?heartbeat=5", "guardian.E030"),
         ("GUARDIAN_BASE_URL", "https://example.org/guardian", "guardian.E030"),
         ("GUARDIAN_BASE_URL", "https://me:word@example.org", "guardian.E030"),
-        ("GUARDIAN_BASE_URL", "https://example.org?x", "guardian.E030"),
         ("GUARDIAN_BASE_URL", "https://b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example", "guardian.E030"),
         ("CELERY_BROKER_URL", "", "guardian.E003"),
         ("CELERY_BROKER_URL", "redis://:123/hunter2@redis:6379/0", "guardian.E003"),
         ("CELERY_BROKER_URL", "sentinel://:x@one:26379;sentinel://:s3cr/x@two:26379", "guardian.E003"),
         ("CELERY_BROKER_URL", "amqp://other:5672;amqp://guest:guest@rabbit:5672//", "guardian.E004"),
-        ("CELERY_BROKER_URL", "amqp://guest:guest@rabbit:5672//", "guardian.E004"),
         ("CELERY_BROKER_URL", "pyamqp://other:word@rabbit/tasks", "guardian.E004"),
         ("GUARDIAN_WARN_QUEUE_LENGTH", 0, "guardian.E011"),
         ("GUARDIAN_WARN_QUEUE_LENGTH", 8000, "guardian.E006"),
         ("GUARDIAN_DELETE_BRAKE", -1, "guardian.E011"),
         ("GUARDIAN_THRESHOLD_POLICY", "guess", "guardian.E008"),
-        ("GUARDIAN_NAMESPACE_POLICY", "delete-all", "guardian.E008"),
         ("MESSAGE_STORE", "memory", "guardian.E008"),
-        ("LOG_FORMAT", "lines", "guardian.E008"),
         ("MESSAGE_STORE", "cassandra", "guardian.E032"),
         ("MESSAGE_STORE_DELAY_SECONDS", -1, "guardian.E011"),
         ("CASSANDRA_HOSTS", ["cassandra"], "guardian.W007"),
@@ -68,21 +59,12 @@ def reported_ids():
         ("GUARDIAN_RESERVED_USERS", [".*"], "guardian.E031"),
         ("GUARDIAN_RESERVED_USERS", ["^a{1"], "guardian.E031"),
         ("GUARDIAN_RESERVED_USERS", ["guest", ""], "guardian.E031"),
-        ("GUARDIAN_MAX_PULSE_USERS", -1, "guardian.E011"),
-        ("GUARDIAN_MAX_TOKENS", -1, "guardian.E011"),
-        ("GUARDIAN_MAX_SUBSCRIPTIONS", -1, "guardian.E011"),
-        ("GUARDIAN_MAX_CHANNELS", -1, "guardian.E011"),
-        ("MESSAGE_STORE_MAX_BYTES", -1, "guardian.E011"),
         ("GUARDIAN_VHOSTS", ["*", "/"], "guardian.E010"),
         ("GUARDIAN_POLL_SECONDS", 0, "guardian.E011"),
-        ("GUARDIAN_QUIET_SECONDS", -1, "guardian.E011"),
         ("GUARDIAN_REMINDER_HOURS", 23, "guardian.E034"),
-        ("GUARDIAN_PROXIES", -1, "guardian.E011"),
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", 10**12, "guardian.E011"),
         ("MESSAGE_STORE_MAX_BODY", 0, "guardian.E011"),
-        ("MESSAGE_STORE_POSTS_PER_MINUTE", -1, "guardian.E011"),
-        ("GUARDIAN_EVENTS_PER_MINUTE", -1, "guardian.E011"),
         ("GUARDIAN_POLL_SECONDS", float("nan"), "guardian.E011"),
         ("DEFAULT_FROM_EMAIL", "guardian@", "guardian.E016"),
         ("GUARDIAN_VHOSTS", ["prod"], "guardian.W003"),
@@ -93,10 +75,7 @@ def reported_ids():
         ("GUARDIAN_OPERATOR_EMAILS", [], "guardian.W002"),
         ("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", -1, "guardian.E017"),
         ("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", 2000, "guardian.E017"),
-        ("GUARDIAN_NO_CONSUMER_MINUTES", -1, "guardian.E011"),
-        ("GUARDIAN_STALLED_MINUTES", -1, "guardian.E011"),
         ("GUARDIAN_VOUCHED_DOMAINS", ["alice@example.org"], "guardian.E018"),
-        ("GUARDIAN_VOUCHED_DOMAINS", ["@example.org"], "guardian.E018"),
         ("GUARDIAN_VOUCHED_DOMAINS", ["*.example.org"], "guardian.E018"),
         ("GUARDIAN_VOUCHED_DOMAINS", [".example.org"], "guardian.E018"),
         ("GUARDIAN_VOUCHED_DOMAINS", [""], "guardian.E018"),
@@ -104,8 +83,6 @@ def reported_ids():
         ("OIDC_VOUCHED_GROUPS", ["builders"], "guardian.W004"),
         ("SENTRY_DSN", "sentry.example.org", "guardian.E020"),
         ("SENTRY_DSN", "https://sentry.example.org/1", "guardian.E020"),
-        ("SENTRY_DSN", "https://key@/x", "guardian.E020"),
-        ("SENTRY_DSN", "ftp://a@b/1", "guardian.E020"),
     ],
 )
 def test_a_wrong_setting_is_reported(settings, name, value, id_):
@@ -291,9 +268,7 @@ def test_manage_check_fails_with_the_reasons(wrong):
         "RABBITMQ_MANAGEMENT_URL": "http://guest:guest@rabbit:15672",
         **{name: value for name, (value, _) in wrong.items()},
     }
-    answer = subprocess.run(
-        [sys.executable, "manage.py", "check"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
+    answer = run_python(environment, "manage.py", "check")
     assert answer.returncode == 1
     assert [expected for _, expected in wrong.values() if expected not in answer.stderr] == []
     assert "Traceback" not in answer.stderr

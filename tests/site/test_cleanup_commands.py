@@ -13,7 +13,6 @@ from django.utils import timezone
 from accounts.models import AuthToken
 from agents.sweeps import stale, sweep
 from core.models import Lease
-from tests.site.test_commands import run
 from tests.support.agents import lose_registrations
 from tests.support.toolbox import AWAY
 
@@ -34,14 +33,6 @@ def test_the_json_of_a_dry_run_lists_the_orphans(agent):
     report = json.loads(out)
     assert (code, report["would_delete"], report["found"], report["deleted"]) == (0, [orphan], 1, 0)
     assert (report["dry_run"], report["away"], report["another_sweep"]) == (True, False, False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_clean_up_without_work_exits_with_0(agent, environment, command):
-    code, out, err = run(environment, command, "--once")
-    assert (code, err.count("Traceback")) == (0, 0)
-    assert "queues in" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

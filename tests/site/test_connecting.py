@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import pytest
 from django.core.checks import run_checks
-from django.test import Client
 
 from accounts.pulse_users.creation import create_pulse_user
 from core import connecting
@@ -27,7 +26,6 @@ def public(settings, broker):
 
 @pytest.fixture
 def new_pulse_user(guarded, alice, management):
-    """Create a Pulse user of Alice's, and return its name."""
     name = f"connects-{uuid4().hex[:8]}"
     create_pulse_user(name, [alice], PASSWORD, by=alice)
     yield name
@@ -36,8 +34,6 @@ def new_pulse_user(guarded, alice, management):
 
 @pytest.fixture
 def run_in_python(guarded, public):
-    """Run a Pulse user's example in Python, and return its first line of output."""
-
     def run(name: str, queue: str, exchange: str = "") -> str:
         code = next(example.code for example in connecting.examples(name, guarded, queue, exchange))
         with subprocess.Popen(
@@ -75,21 +71,19 @@ def test_names_are_quoted_in_every_example(settings):
         assert "5671" in example.code, example.name
 
 
-def test_the_pulse_user_page_shows_the_public_address_and_never_the_internal_one(guarded, settings, pulse_user, alice):
+def test_the_pulse_user_page_shows_the_public_address_and_never_the_internal_one(
+    guarded, settings, pulse_user, as_alice
+):
     settings.GUARDIAN_PUBLIC_AMQP_URL = "amqps://rabbit.example.org:5700"
     settings.RABBIT_URL = AWAY_AMQP
-    client = Client()
-    client.force_login(alice)
-    page = client.get("/pulse-users/alice/").content.decode()
+    page = as_alice.get("/pulse-users/alice/").text
     assert "rabbit.example.org" in page
     assert "5700" in page
     assert "127.0.0.1:1" not in page
 
 
-def test_without_a_public_address_the_page_says_what_to_ask(guarded, pulse_user, alice):
-    client = Client()
-    client.force_login(alice)
-    page = client.get("/pulse-users/alice/").content.decode()
+def test_without_a_public_address_the_page_says_what_to_ask(guarded, pulse_user, as_alice):
+    page = as_alice.get("/pulse-users/alice/").text
     assert "Ask an operator for the host" in page
     assert "import pika" not in page
     assert "RABBIT_PASSWORD" not in page

@@ -187,13 +187,6 @@ def test_a_wrong_password_of_the_database_is_reported_in_a_line(installation, se
     assert "Traceback" not in refused.stderr
 
 
-def test_an_unknown_setting_is_warned_about(installation, settings_file):
-    set_lines(settings_file, GUARDIAN_MAX_QUEUE_LENGHT="5")
-    warned = installation.migrate()
-    assert warned.returncode == 0
-    assert "Did you mean GUARDIAN_MAX_QUEUE_LENGTH?" in warned.stderr
-
-
 def test_a_worker_of_the_store_that_is_not_configured_says_so_and_does_not_restart(installation):
     machine = installation.machine
     store = ("docker", "compose", "--profile", "store")

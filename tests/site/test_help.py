@@ -31,7 +31,6 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def documents():
-    """Return each document as parsed from its page, by the page's path."""
     parsed = {}
     for name in help_pages.DOCUMENTS:
         _, html = help_pages.rendered(name)

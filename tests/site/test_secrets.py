@@ -86,12 +86,6 @@ def log():
 
 
 @pytest.fixture
-def room(private_channels, webhook):
-    """Give the server of a chat channel with a trusted certificate."""
-    return webhook
-
-
-@pytest.fixture
 def ask(search):
     """Return a function that sends a request, collects the answer's text, and returns the answer."""
 
@@ -108,7 +102,6 @@ def ask(search):
 
 
 def texts_of_database():
-    """Yield each table with its rows as text."""
     with connection.cursor() as cursor:
         for table in connection.introspection.table_names(cursor):
             cursor.execute(f'SELECT * FROM "{table}"')
@@ -137,7 +130,9 @@ def texts_of_mails(mails):
         yield f"a mail to {mail.recipients}: {mail.subject}", text, *belonging
 
 
-def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, room, search, log, ask, settings, capfd):
+def test_no_secret_leaks(
+    guarded, agents, amqp, broker, management, mailbox, private_channels, webhook, search, log, ask, settings, capfd
+):
     if (password := urlsplit(broker.management_url).password) != "guest":
         search.plant("the broker's password", password)
     visitor = Client()
@@ -186,7 +181,7 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
         for method in ("GET", "POST"):
             ask(Client(), method, confirm[1], shows=["the link of the address"], status=200)
         # Channels.
-        url = room.url(f"/hooks/{search.plant('a channel address')}?token={search.plant('a channel token')}")
+        url = webhook.url(f"/hooks/{search.plant('a channel address')}?token={search.plant('a channel token')}")
         body, shows = {"name": "room", "url": url}, ("a webhook's secret",)
         made = ask(program, "POST", "/api/channels/", body, status=201, shows=shows)
         search.plant(*shows, made.json()["secret"])
@@ -225,7 +220,7 @@ def test_no_secret_leaks(guarded, agents, amqp, broker, management, mailbox, roo
         once.run_once()
         assert sending.send_due().sent
         # Failures: the channel refuses, the mail server rejects the login, the broker is unavailable.
-        room.status = 500
+        webhook.status = 500
         ask(program, "POST", f"{of_channel}test/", status=409)
         assert Channel.objects.get().last_error
         settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = "guardian", search.plant("the mail server's password")

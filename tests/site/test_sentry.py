@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.plugin import ROOT
 from tests.support.recorder import Recorder
+from tests.support.served import run_python
 from tests.support.toolbox import wait_until
 from tools.processes import end, free_port, port_answers, spawn
 
@@ -115,10 +116,7 @@ def test_a_hanging_sentry_does_not_delay_requests(environment):
 def test_a_failed_command_is_reported_with_an_id(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
-        done = subprocess.run(
-            [sys.executable, "manage.py", "send_notifications", "--once"],
-            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = run_python(environment, "manage.py", "send_notifications", "--once")
     assert done.returncode == 1
     (event,) = [event for asked in sentry.asked for event in events_in(asked)]
     assert "no such table" in event["exception"]["values"][-1]["value"]

@@ -5,21 +5,14 @@ import json
 import os
 import runpy
 import shutil
-import ssl
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from aiosmtpd.controller import Controller
-from django.core import mail
-from django.core.mail import get_connection
 
 from guardian_site import env_file, environment
 from guardian_site.environment import Unreadable, database, mail_server, read
-from tests.support.webhooks import make_certificate
-from tools.mail import MailCatcher
+from tests.support.served import run_python
 from tools.pages import declared_settings
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -39,15 +32,8 @@ print(json.dumps(settings.UNREADABLE))
 
 def loaded(variables, folder=PROJECT):
     """Return the settings of a new process with these environment variables, and those that it could not read."""
-    answer = subprocess.run(
-        [sys.executable, "-c", PRINT_SETTINGS],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{PROJECT}", **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{PROJECT}", **variables}
+    answer = run_python(environment, "-c", PRINT_SETTINGS, folder=folder)
     return tuple(map(json.loads, answer.stdout.splitlines()))
 
 
@@ -263,25 +249,6 @@ def test_the_scheme_of_a_mail_server_says_how_it_encrypts(text, security, port):
 def test_a_mail_server_that_would_be_half_understood_is_refused(text):
     with pytest.raises(Unreadable):
         mail_server(text)
-
-
-def test_mails_go_over_implicit_tls_to_a_server_named_by_smtps(settings, tmp_path, monkeypatch):
-    certificate = make_certificate(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate)
-    catcher = MailCatcher()
-    controller = Controller(catcher, hostname="127.0.0.1", port=catcher.port, ssl_context=tls)
-    controller.start()
-    try:
-        for name, value in mail_server(f"smtps://127.0.0.1:{catcher.port}").items():
-            setattr(settings, name, value)
-        message = mail.EmailMessage("Sealed", "text", "guardian@example.org", ["alice@example.org"])
-        message.connection = get_connection(settings.EMAIL_BACKEND, timeout=5)
-        assert message.send() == 1
-    finally:
-        controller.stop()
-    assert [one.subject for one in catcher.to("alice@example.org")] == ["Sealed"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 from celery import shared_task, signals
-from django.db import connection
 from django.test import Client, override_settings
 from django.urls import path
 from kombu import Connection
@@ -18,6 +16,7 @@ from guardian_site import tracing, urls
 from rabbit.threads import ContextThreadPool
 from tests.support.plugin import ROOT
 from tests.support.recorder import Recorder
+from tests.support.served import database_url, run_python
 from tests.support.toolbox import wait_until
 from tools.processes import end, spawn
 
@@ -97,7 +96,6 @@ def say_id():
 
 @pytest.fixture
 def published():
-    """Collect the headers of published task messages."""
     seen = []
 
     def keep(headers, **_):
@@ -158,13 +156,10 @@ START_TASK = (
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path):
-    database = connection.settings_dict
     with Recorder(answer=b"[]") as broker:
         environment = {
             **os.environ,
-            "DATABASE_URL": f"sqlite:///{database['NAME']}"
-            if connection.vendor == "sqlite"
-            else "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database),
+            "DATABASE_URL": database_url(),
             "GUARDIAN_VAR_DIR": str(tmp_path),
             "RABBITMQ_MANAGEMENT_URL": f"http://guardian:secret@127.0.0.1:{broker.port}",
             "LOG_FORMAT": "json",
@@ -176,10 +171,7 @@ def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path)
         with log.open("wb") as output:
             worker = spawn(command, environment=environment, directory=ROOT, output=output)
         try:
-            started = subprocess.run(
-                [sys.executable, "manage.py", "shell", "-c", START_TASK],
-                cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60,
-            )  # fmt: skip
+            started = run_python(environment, "manage.py", "shell", "-c", START_TASK)
             request_id = started.stdout.split()[-1]
             wait_until(lambda: "succeeded" in log.read_text(), seconds=60)
             log_text = log.read_text()

@@ -7,13 +7,10 @@ import re
 import shlex
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -40,11 +37,10 @@ from status.doctor import settings as doctor_settings
 from status.doctor.findings import Finding, Status
 from tests.accounts.test_oidc import provider_at
 from tests.support.proxy import Proxy
+from tests.support.served import run_python
 from tests.support.toolbox import broker_version, memory_alarm
 from tests.support.webhooks import Webhook, make_certificate
 from tools.rabbitmq import PrivateNode
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -225,14 +221,6 @@ def test_denied_features_of_rabbitmq_are_explained(good_installation, settings, 
 def test_permissions_of_an_external_pulse_user_are_a_warning(guarded, management):
     finding = doctor_broker._permissions(management, "somebody-of-ldap", [guarded], set())
     assert (finding.status, "none of RabbitMQ's own users" in finding.found) == (Status.WARNING, True)
-
-
-def test_a_guarded_vhost_the_rabbitmq_user_cannot_access_is_a_problem(good_installation, guarded, create_user):
-    create_user("administrator")
-    found = examine()
-    assert found["permissions"].status is Status.PROBLEM
-    assert found["broker over AMQP"].status is Status.PROBLEM
-    assert guarded in found["broker over AMQP"].found
 
 
 class GrantsNothing:
@@ -575,11 +563,8 @@ def test_an_unusable_task_queue_and_folder_are_problems(good_installation, setti
 # As a separate process
 
 
-def doctor_of(environment, *arguments, timeout=60):
-    answer = subprocess.run(
-        [sys.executable, "manage.py", "doctor", *arguments],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+def doctor_of(environment, *arguments):
+    answer = run_python({**os.environ, **environment}, "manage.py", "doctor", *arguments)
     assert "Traceback" not in answer.stderr, answer.stderr
     assert "secret-word" not in answer.stdout + answer.stderr
     return answer

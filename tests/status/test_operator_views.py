@@ -33,7 +33,6 @@ def key(page):
 
 
 def confirm(admin, address, **more):
-    """Open a page and confirm what it shows."""
     return admin.post(address, {"shown": key(admin.get(address)), **more}, follow=True)
 
 
@@ -70,7 +69,6 @@ def test_a_pass_during_another_pass_is_409(admin, guarded):
 
 @pytest.fixture
 def braked_queues(guarded, amqp, settings):
-    """Have the brake block the deletion of three queues."""
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
@@ -324,7 +322,6 @@ TRAIL = "/admin/operate/trail/"
 
 
 def rows_of(page):
-    """Return the rows of the audit trail's page, in words."""
     return [
         " ".join(re.sub(r"<[^>]*>", " ", row).split()) for row in page.text.partition("<tbody>")[2].split("</tr>")[:-1]
     ]

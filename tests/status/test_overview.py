@@ -49,21 +49,6 @@ def test_a_broker_without_alarms_is_healthy():
     assert (summary.worst.level, summary.worst.sentence, summary.others) == (Level.OK, sentence, [])
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"running": False, "mem_used": None},
-        {"mem_alarm": True, "mem_used": 1000},
-        {"disk_alarm": True, "disk_free": 10},
-    ],
-)
-def test_a_problem_of_a_node_is_shown_once_with_the_next_step(changed):
-    worst, others = of_broker(cluster(NODE._replace(**changed), NODE._replace(name="rabbit@b")))
-    assert (worst.level, others) == (Level.CRITICAL, [])
-    assert "rabbit@a" in worst.sentence
-    assert worst.next_step.endswith(".")
-
-
 def test_the_worst_problem_is_first_and_the_others_follow():
     worst, others = of_broker(cluster(NODE._replace(mem_used=900), NODE._replace(name="rabbit@b", running=False)))
     assert worst.sentence == "rabbit@b is not running."

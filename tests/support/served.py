@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
+from pathlib import Path
 
 import pytest
 from django.db import connection, connections
@@ -47,6 +48,14 @@ def served(transactional_db: None) -> Iterator[int]:
     """Return the port of a gunicorn whose timeout for bodies is one second."""
     with serving("tests.support.impatient", 4, MESSAGE_STORE_MAX_BODY="100000") as port:
         yield port
+
+
+def run_python(
+    environment: dict[str, str], *arguments: str | Path, folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in this environment, and return how it ended and what it printed."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def send_raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
