@@ -302,17 +302,6 @@ def test_an_auto_delete_queue_is_there_after_a_move(amqp, alice, queue):
     assert amqp.ready(FROM) == 0
 
 
-def test_a_message_that_may_not_be_returned_to_a_quorum_queue_goes_to_its_end(amqp, alice, queue):
-    source = queue(FROM, 3, "quorum", **{"x-delivery-limit": 1})
-    queue(TO, **{"x-max-length": 0, "x-overflow": "reject-publish"})
-    with session(source.vhost) as opened:  # a first delivery
-        list(Fetch(opened, FROM, queue_type="quorum").batches(3, Bounds(3, 1000, 2)))
-    wait_until_equal(lambda: amqp.ready(FROM), 3)
-    moved(moving.start(source, alice, Target(queue=TO)), sent=0, state="failed")
-    wait_until_equal(lambda: amqp.ready(FROM), 3)
-    assert sorted(amqp.numbers(FROM)) == [0, 1, 2]
-
-
 def test_a_message_that_goes_to_the_queues_end_is_routed_nowhere_else_and_has_a_key_of_its_own(amqp, alice, queue):
     source = queue(FROM, 0, "quorum", **{"x-delivery-limit": 1})
     queue("queue/bob/secret")

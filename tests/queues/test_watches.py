@@ -53,14 +53,6 @@ def test_copies_of_what_matches_are_shown_once_and_in_order(publish, alice, amqp
     assert (entry.actor, entry.outcome, entry.additional_data["routing_keys"]) == (alice, "done", ["build.*"])
 
 
-@pytest.mark.parametrize("kind", ["headers", "fanout", "direct"])
-def test_exchanges_of_other_types_are_watched_too(amqp, alice, publish, kind):
-    amqp.channel.exchange_declare("exchange/bob/other", kind, durable=True)
-    watch = starting.start_at_exchange(alice, "exchange/bob/other", "key")
-    publish("key", b"1", exchange="exchange/bob/other")
-    assert caught(watch) == [("key", b"1")]
-
-
 def test_the_bindings_of_a_queue_are_watched_through_other_exchanges_too(amqp, alice, publish, vhost, pulse_user):
     amqp.channel.exchange_declare("exchange/bob/all", "fanout", durable=True)
     amqp.channel.exchange_declare("exchange/alice/typed", "headers", durable=True)
