@@ -64,15 +64,6 @@ def test_after_a_lost_answer_the_decision_stays_recorded(queue, settings, broker
     assert events_with_owner(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
 
 
-def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
-    amqp.channel.basic_get(queue.name)  # one is unacknowledged now
-    single.purge_queue(queue, alice)
-    run_once()
-    queue.refresh_from_db()
-    assert (queue.ready, queue.unacknowledged) == (0, 1)
-    assert events_with_owner(queue) == [("purged", "alice@example.org")]
-
-
 def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, management, vhost):
     def delete(by):
         try:

@@ -351,16 +351,6 @@ def test_only_operators_see_the_archives_of_a_deleted_pulse_user_and_no_new_one_
     assert Archive.objects.seen_by(operator).count() == 1
 
 
-def test_messages_are_read_by_position_from_their_chunks_only(amqp, delete, django_assert_num_queries):
-    amqp.queue(NAME, 1200)
-    delete()
-    kept = Archive.objects.get()
-    assert kept.chunks.count() == 3
-    with django_assert_num_queries(2):
-        found = list(reading.messages(kept, 600, 3))
-    assert [(position, message.body) for position, message in found] == [(600, b"599"), (601, b"600"), (602, b"601")]
-
-
 def test_a_large_message_is_archived_whole(amqp, delete):
     amqp.queue(NAME)
     amqp.channel.basic_publish("", NAME, b"x" * 16_000_000)  # RabbitMQ 4.x refuses more than 16 MiB

@@ -44,14 +44,6 @@ def looks():
     return list(entries.values_list("event", "additional_data"))
 
 
-def test_without_archives_the_list_explains_them(as_alice, settings):
-    page = as_alice.get("/archives/").text
-    assert "You have no archives." in page
-    assert "for 7 days" in page
-    settings.GUARDIAN_ARCHIVE_DAYS = 0
-    assert "Archives are switched off" in as_alice.get("/archives/").text
-
-
 def test_the_list_shows_what_happened_newest_first(as_alice, alice):
     store_archive(b"1", created=timezone.now() - timedelta(days=1))
     store_archive(b"1", b"2", name=f"queue/alice/{MARKUP}", reason="purged", by=alice)
@@ -232,24 +224,6 @@ def test_an_archive_is_deleted_after_confirmation(as_alice):
     assert answer.redirect_chain == [("/archives/", 302)]
     assert f"The archive of {NAME} was deleted" in answer.text
     assert not Archive.objects.exists()
-
-
-def test_the_page_of_a_deleted_queue_shows_what_it_was_bound_to(guarded, amqp, as_alice, settings):
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
-    amqp.queue(NAME, 20)
-    amqp.channel.exchange_declare("exchange/alice/events", "topic")
-    amqp.channel.queue_bind(NAME, "exchange/alice/events", "build.#")
-    run_once()
-    run_once()
-    address = f"/queues/{Queue.objects.get().uuid}/"
-    binding = '<code class="name">exchange/alice/events</code></th><td class="wrap"><code class="name">build.#</code>'
-    page = as_alice.get(address).text
-    assert binding in page[page.index("When it was deleted") :]
-    amqp.queue(NAME)
-    run_once()
-    page = as_alice.get(address).text
-    assert "Before Guardian deleted it:" in page
-    assert binding in page
 
 
 def replay_of(archive, **fields):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.rules.comparison import Observation, compare
-from queues.rules.messages_due import Timing, judge_kept
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import (
     NO_REGISTRATIONS,
@@ -62,6 +61,11 @@ class InMemoryMonitor:
             self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
         self.earlier = Earlier(shot.nodes if shot.nodes_unchanged else frozenset(), changes.short_lists)
         return changes
+
+    def after(self, shot, **options):
+        """Run one pass, and return this monitor."""
+        self.run(shot, **options)
+        return self
 
     def row(self, name):
         return self.rows["/", name]
@@ -131,8 +135,7 @@ def test_a_queue_is_gone_only_after_two_lists_in_a_row_lack_it(history):
 
 
 def test_lists_from_different_nodes_do_not_add_up():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(*short_queues(3)))
+    monitor = InMemoryMonitor().after(snapshot(*short_queues(3)))
     monitor.run(snapshot(*short_queues(2)))
     monitor.rows["/", "q1"] = monitor.row("q1")._replace(state=DELETING, delete_sent_at=START)
     other = NODES | {"rabbit@two"}
@@ -177,15 +180,13 @@ def test_while_a_node_is_down_only_classic_queues_are_missing():
 
 
 def test_a_row_without_a_type_keeps_the_stored_type():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 1, type="quorum")))
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", 1, type="quorum")))
     monitor.run(snapshot(listed_queue("a", 2, type="unknown")))
     assert (monitor.row("a").type, monitor.row("a").length) == ("quorum", 2)
 
 
 def test_a_queue_that_was_gone_may_have_another_type():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 1, type="stream"), listed_queue("b", 1)))
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", 1, type="stream"), listed_queue("b", 1)))
     for _ in range(2):
         monitor.run(snapshot(listed_queue("b", 1)))
     monitor.run(snapshot(listed_queue("a", 1, type="unknown"), listed_queue("b", 1)))
@@ -193,8 +194,7 @@ def test_a_queue_that_was_gone_may_have_another_type():
 
 
 def test_a_stream_without_a_type_is_not_deleted_for_its_length():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", None, type="stream")))
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", None, type="stream")))
     changes = monitor.run(snapshot(listed_queue("a", 11, type="unknown")))
     assert (changes.deletable, monitor.row("a").length) == ([], None)
 
@@ -211,8 +211,7 @@ def short_queues(count, **fields):
 
 
 def test_a_much_shorter_list_must_repeat_three_times_and_deletes_nothing_meanwhile():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(*short_queues(300)))
+    monitor = InMemoryMonitor().after(snapshot(*short_queues(300)))
     half = snapshot(listed_queue("q0", 11), *short_queues(150)[1:])
     changes = [monitor.run(half) for _ in range(3)]
     assert [(len(one.gone), len(one.deletable)) for one in changes] == [(0, 0), (0, 0), (150, 1)]
@@ -220,15 +219,13 @@ def test_a_much_shorter_list_must_repeat_three_times_and_deletes_nothing_meanwhi
 
 
 def test_a_complete_list_resets_the_count_of_short_lists():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(*short_queues(300)))
+    monitor = InMemoryMonitor().after(snapshot(*short_queues(300)))
     for shot in (short_queues(150), short_queues(150), short_queues(300), short_queues(150), short_queues(150)):
         assert not monitor.run(snapshot(*shot)).gone
 
 
 def test_queues_deleted_by_guardian_do_not_make_a_list_short():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(*short_queues(300)))
+    monitor = InMemoryMonitor().after(snapshot(*short_queues(300)))
     for key in list(monitor.rows)[:200]:
         monitor.rows[key] = monitor.rows[key]._replace(state=DELETING, delete_sent_at=START)
     looks = [monitor.run(snapshot(*short_queues(300)[200:])) for _ in range(2)]
@@ -242,16 +239,14 @@ def queues_of_alice(count, **fields):
 @pytest.mark.parametrize("pulse_users", [{"alice": StoredPulseUser(1, None, None, removing=True)}, {}])
 @pytest.mark.parametrize("left", [[], [listed_queue("a", 11)]])
 def test_queues_of_a_removed_pulse_user_do_not_make_a_list_short(pulse_users, left):
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(*queues_of_alice(300), *left))
+    monitor = InMemoryMonitor().after(snapshot(*queues_of_alice(300), *left))
     monitor.pulse_users = pulse_users
     looks = [monitor.run(snapshot(*left)) for _ in range(2)]
     assert [(one_pass.short, len(one_pass.gone)) for one_pass in looks] == [(0, 0), (0, 300)]
 
 
 def test_other_missing_queues_beside_a_removed_pulse_user_make_a_list_short():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(*short_queues(300), *queues_of_alice(100)))
+    monitor = InMemoryMonitor().after(snapshot(*short_queues(300), *queues_of_alice(100)))
     monitor.pulse_users = {"alice": StoredPulseUser(1, None, None, removing=True)}
     changes = monitor.run(snapshot(*short_queues(100)))
     assert (changes.short, changes.gone) == (200, [])
@@ -281,16 +276,14 @@ def test_queues_in_an_agents_vhost_belong_to_its_owner(name):
 
 def test_a_registered_queue_vanishes_after_two_lists():
     agents, queues = of_agents("consumer_1", "consumer_2", registered=["consumer_1"])
-    monitor = InMemoryMonitor(agents=agents)
-    monitor.run(snapshot(*queues, listed_queue("a", 0)))
+    monitor = InMemoryMonitor(agents=agents).after(snapshot(*queues, listed_queue("a", 0)))
     looks = [monitor.run(snapshot(listed_queue("a", 0))) for _ in range(2)]
     assert [[row.name for row in one_pass.vanished] for one_pass in looks] == [[], ["consumer_1"]]
 
 
 def test_a_registered_queue_no_longer_guarded_has_not_vanished():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
-    monitor = InMemoryMonitor(agents=agents)
-    monitor.run(snapshot(*queues, listed_queue("a", 0)))
+    monitor = InMemoryMonitor(agents=agents).after(snapshot(*queues, listed_queue("a", 0)))
     monitor.rules = replace(RULES, vhosts=frozenset({"/"}))
     changes = monitor.run(snapshot(*queues, listed_queue("a", 0)))
     assert ([row.name for row in changes.gone], changes.vanished) == (["consumer_1"], [])
@@ -299,8 +292,7 @@ def test_a_registered_queue_no_longer_guarded_has_not_vanished():
 def test_queues_that_lost_their_registration_do_not_make_a_list_short():
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, registered=names)
-    monitor = InMemoryMonitor(agents=agents)
-    monitor.run(snapshot(*queues, listed_queue("a", 0)))
+    monitor = InMemoryMonitor(agents=agents).after(snapshot(*queues, listed_queue("a", 0)))
     monitor.agents, _ = of_agents()
     looks = [monitor.run(snapshot(listed_queue("a", 0))) for _ in range(2)]
     assert [(one_pass.short, len(one_pass.gone), one_pass.vanished) for one_pass in looks] == [(0, 0, []), (0, 300, [])]
@@ -310,37 +302,25 @@ def test_queues_that_lost_their_registration_do_not_make_a_list_short():
 def test_orphans_being_removed_do_not_make_a_list_short(leaving, short):
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, leaving=names[:leaving])
-    monitor = InMemoryMonitor(agents=agents)
-    monitor.run(snapshot(*queues))
+    monitor = InMemoryMonitor(agents=agents).after(snapshot(*queues))
     assert monitor.run(snapshot(*queues[250:])).short == short
 
 
 def test_missing_registered_queues_make_a_list_short():
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, registered=names)
-    monitor = InMemoryMonitor(agents=agents)
-    monitor.run(snapshot(*queues))
+    monitor = InMemoryMonitor(agents=agents).after(snapshot(*queues))
     changes = monitor.run(snapshot(*queues[200:]))
     assert (changes.short, changes.gone, changes.vanished) == (200, [], [])
 
 
 @pytest.mark.parametrize("length", [0, 11, None])
 def test_of_a_queue_that_is_the_deleters_only_the_length_is_recorded(length):
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 12)))
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", 12)))
     before = monitor.row("a")
     changes = monitor.run(snapshot(listed_queue("a", length, node="rabbit@two")))
     assert (changes.messages, changes.deletable, changes.events, changes.changed) == ([], [], [], [])
     assert monitor.row("a") == before._replace(ready=length)
-
-
-def test_a_missing_deletable_queue_without_a_sent_deletion_is_gone():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 11), listed_queue("b", 0)))
-    assert monitor.row("a").state == DELETING
-    first, second = (monitor.run(snapshot(listed_queue("b", 0))) for _ in range(2))
-    assert (first.deleted, second.deleted) == ([], [])
-    assert [row.name for row in second.gone] == ["a"]
 
 
 def test_past_the_brake_no_queue_is_deletable_and_all_are_warned_about():
@@ -397,21 +377,18 @@ def test_a_queue_of_unknown_length_when_the_settings_change_is_blocked():
 
 
 def test_a_queue_of_unknown_length_that_turns_out_to_be_short_is_not_blocked():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", None)), rules_before=NOTHING_GUARDED)
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", None)), rules_before=NOTHING_GUARDED)
     monitor.run(snapshot(listed_queue("a", 1)))
     assert len(monitor.run(snapshot(listed_queue("a", 11))).deletable) == 1
 
 
 def test_a_stream_is_not_blocked():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", None, type="stream")), rules_before=NOTHING_GUARDED)
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", None, type="stream")), rules_before=NOTHING_GUARDED)
     assert monitor.row("a").block_reason == ""
 
 
 def test_a_queue_in_a_list_that_is_too_short_is_blocked_when_the_settings_change():
-    monitor = InMemoryMonitor(replace(RULES, brake=0))
-    monitor.run(snapshot(listed_queue("a", 8), *short_queues(3)))
+    monitor = InMemoryMonitor(replace(RULES, brake=0)).after(snapshot(listed_queue("a", 8), *short_queues(3)))
     monitor.rules = with_limits(5, 7, brake=0)
     changes = monitor.run(snapshot(listed_queue("a", 8)), rules_before=RULES)
     assert (changes.short, changes.deletable) == (3, [])
@@ -435,8 +412,7 @@ def test_a_policy_that_lowers_limits_under_memory_pressure_is_a_change_and_the_p
     monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
     changes = monitor.run(snapshot(queue), rules_before=RULES, **pressure)
     assert (changes.deletable, len(changes.blocked)) == ([], 1)
-    monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10))))
-    monitor.run(snapshot(queue))
+    monitor = InMemoryMonitor(replace(RULES, policy=MemoryPressure(Thresholds(5, 10)))).after(snapshot(queue))
     assert len(monitor.run(snapshot(queue), **pressure).deletable) == 1
 
 
@@ -447,15 +423,6 @@ def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
     )
     assert not changes.deletable
     assert monitor.rows["other", "queue/alice/a"].pulse_user_id is None
-
-
-def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
-    monitor = InMemoryMonitor()
-    monitor.run(snapshot(listed_queue("a", 11)))
-    queue, message = judge_kept(monitor.row("a")._replace(ready=7), Thresholds(5, 10), Timing(monitor.now, 900))
-    assert (queue.state, message.kind) == (WARNED, MessageKind.WARNING)
-    queue, message = judge_kept(monitor.row("a")._replace(ready=2), Thresholds(5, 10), Timing(monitor.now, 900))
-    assert (queue.state, message) == (OK, None)
 
 
 class TestOutdatedLengths:
@@ -476,12 +443,6 @@ class TestOutdatedLengths:
         monitor.run(snapshot(listed_queue("queue/alice/a", other, type="quorum")), seconds=8)
         monitor.earlier = monitor.earlier._replace(recovered=NODES)  # otherwise the next length is unknown, too
         assert not monitor.run(snapshot(held), seconds=8).deletable
-
-    def test_a_classic_queue_is_deletable_at_once(self):
-        held = listed_queue("queue/alice/a", 3, unacknowledged=40)
-        changes = InMemoryMonitor().run(snapshot(held))
-        assert len(changes.deletable) == 1
-        assert changes.unconfirmed == []
 
     def test_only_deletions_and_recoveries_need_a_confirmed_length(self):
         monitor = InMemoryMonitor()

@@ -393,17 +393,6 @@ BOTH_KINDS = pytest.mark.parametrize(
 
 
 @BOTH_KINDS
-def test_a_gone_queue_has_no_state(amqp, broker_proxy, guarded, row, consumers):
-    amqp.queue(NAME)
-    once.run_once()
-    answer(broker_proxy, listing(row(guarded, NAME, consumers)))
-    count_consumers()
-    Queue.objects.update(state="gone")
-    count_consumers()
-    assert (stored_state(), stored_stall()) == (NOTHING, NOTHING)
-
-
-@BOTH_KINDS
 @pytest.mark.parametrize("queues", [3, 30])
 def test_counting_takes_constant_statements(
     amqp, broker_proxy, guarded, queues, row, consumers, django_assert_num_queries

@@ -142,21 +142,6 @@ def test_the_longest_queues_are_the_examples(operator, pulse_user):
     assert [one["messages"] for one in effect["examples"]] == list(range(124, 104, -1))
 
 
-def test_the_next_pass_deletes_what_was_shown_after_it_is_confirmed(operator, pulse_user, amqp, guarded, management):
-    for name, messages in (("long", 8), ("longer", 9), ("short", 3)):
-        amqp.queue(f"queue/alice/{name}", messages)
-    run_once()
-    program, body = Program(operator), {"warn_length": 2, "max_length": 5}
-    asked = program.patch("pulse-users/alice/", body).json()
-    run_once()
-    assert len(queue_names(management, guarded)) == 3
-    assert program.patch("pulse-users/alice/", {**body, "confirm": asked["confirm"]}).status_code == 200
-    run_once()
-    shown = {one["name"] for one in asked["effect"]["examples"]}
-    assert queue_names(management, guarded) == {"queue/alice/short"}
-    assert shown == {"queue/alice/long", "queue/alice/longer"}
-
-
 def asked_by(program, path, body):
     """Return the confirmation that a change needs."""
     answer = program.patch(path, body)

@@ -94,8 +94,7 @@ def test_a_queue_that_was_gone_gets_it_again():
     ids=["unbounded", "blocked", "exclusive", "of unknown length"],
 )
 def test_a_queue_that_guardian_will_not_delete_gets_none(listed, fields):
-    history = InMemoryMonitor()
-    history.run(snapshot(listed_queue(NAME, 5)))
+    history = InMemoryMonitor().after(snapshot(listed_queue(NAME, 5)))
     history.rows["/", NAME] = history.row(NAME)._replace(**fields)
     assert kinds_of(history.run(snapshot(listed_queue(NAME, 9)._replace(**listed)))) == []
 

@@ -108,22 +108,6 @@ def test_a_queue_that_returns_keeps_its_row_and_its_growth_counts_from_its_retur
     assert listing.with_first_sample(Queue.objects.filter(pk=queue.pk), timezone.now()).get().first_length == 6
 
 
-def test_a_warned_queue_that_returns_is_not_warned_about_again(amqp):
-    amqp.queue("another")
-    amqp.queue("queue/alice/builds", 6)
-    once.run_once()
-    for _ in range(2):
-        amqp.channel.queue_delete("queue/alice/builds")
-        once.run_once()
-        once.run_once()
-        amqp.queue("queue/alice/builds", 6)
-        once.run_once()
-    assert sent("alice@example.org") == ["warning"]
-    amqp.channel.queue_purge("queue/alice/builds")
-    once.run_once()
-    assert sent("alice@example.org") == ["warning", "recovery"]
-
-
 def test_a_queue_that_becomes_ignored_is_gone(amqp, settings):
     amqp.queue("keep-this", 6)
     amqp.queue("another")
@@ -136,20 +120,6 @@ def test_a_queue_that_becomes_ignored_is_gone(amqp, settings):
     settings.GUARDIAN_IGNORED_QUEUES = ""
     once.run_once()
     assert Queue.objects.get(name="keep-this").state == "warned"
-
-
-def test_the_row_of_a_queue_that_becomes_ignored_is_not_pruned_at_once(amqp, settings):
-    amqp.queue("keep-this", 6)
-    amqp.queue("another")
-    once.run_once()
-    Queue.objects.update(last_seen=timezone.now() - timedelta(days=settings.GUARDIAN_FORGET_DAYS + 1))
-    once.run_once()
-    listed_at = Watch.objects.get().listed_at
-    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
-    once.run_once()
-    pruning.prune()
-    row = Queue.objects.get(name="keep-this")
-    assert (row.state, row.last_seen) == ("gone", listed_at)
 
 
 def test_a_dry_run_reports_deletions_and_changes_nothing(amqp, management, guarded):
@@ -291,21 +261,6 @@ def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, am
     assert once.run_once().deleted == 0
     assert queue_events(builds.name) == []
     assert sent("alice@example.org") == []
-
-
-def test_removing_a_pulse_user_with_many_queues_is_not_a_short_list(amqp, settings):
-    settings.GUARDIAN_DELETE_BRAKE = 5
-    names = [f"queue/alice/{number}" for number in range(30)]
-    for name in names:
-        amqp.queue(name)
-    amqp.queue("long", 1)
-    once.run_once()
-    PulseUser.objects.update(removing_since=timezone.now())
-    for name in names:
-        amqp.channel.queue_delete(name)
-    amqp.publish("long", 20)
-    report = once.run_once()
-    assert (report.errors, report.deleted, sent("ops@example.org")) == ([], 1, ["deletion"])
 
 
 def test_a_pulse_users_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, monkeypatch):

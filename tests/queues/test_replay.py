@@ -109,14 +109,6 @@ def test_a_replay_to_a_wrong_target_or_range_is_refused(alice, archived):
     assert not Replay.objects.exists()
 
 
-def test_a_replay_that_would_pass_the_deletion_limit_is_refused(alice, archived, settings):
-    one = archived(20)
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
-    with pytest.raises(ReplayRefused, match="over its deletion limit of 15"):
-        replay.start(one, alice, queue=NAME)
-    replay.start(one, alice, queue=NAME, last=15)
-
-
 def test_a_full_queue_ends_a_replay_with_the_first_message_that_it_refused(amqp, alice, archived):
     one = archived(20)
     name = "queue/alice/full"

@@ -184,14 +184,6 @@ def test_a_queue_without_a_pulse_user_is_restored_by_operators_as_it_was(amqp, a
     assert amqp.numbers("unpatterned") == [0, 1, 2]
 
 
-def test_a_restore_to_a_new_queue_takes_the_old_declaration(deleted, amqp, alice, guarded, management):
-    archive = deleted(arguments={"x-max-priority": 3}, bind=[EXCHANGE])
-    assert restored(archive, alice, queue=NEW, first=2, last=3).total == 2
-    assert amqp.numbers(NEW) == [1, 2]
-    assert management.queue_arguments(guarded, NEW)["arguments"]["x-max-priority"] == 3
-    assert bindings(management, guarded, NEW) == [(EXCHANGE, "build.#", {})]
-
-
 def test_no_queue_of_a_pulse_user_that_is_being_removed_is_restored(deleted, alice):
     archive = deleted()
     PulseUser.objects.update(removing_since=archive.created)
@@ -364,6 +356,7 @@ def test_the_page_confirms_a_loss_or_leaves_its_argument_out(deleted, as_alice, 
     [
         ({"to": "queue", "name": "queue/bob/builds"}, "starts with queue/alice/"),
         ({"to": "exchange"}, "Enter the name."),
+        ({"to": "exchange", "name": "exchange/alice/none"}, "no exchange of this name"),
         ({"last": 4}, "The archive has 3 messages."),
         ({"first": 3, "last": 2}, "Enter 2 or less."),
         ({"to": "queue", "name": "queue/alice/\0"}, "Null characters"),
@@ -375,14 +368,6 @@ def test_the_page_says_what_is_wrong_at_its_field(as_alice, query, error):
     assert error in page
     assert 'aria-invalid="true"' in page
     assert "<details open>" in page
-
-
-def test_the_page_warns_of_messages_that_were_sent_before(deleted, as_alice, alice):
-    archive = deleted(10)
-    restored(archive, alice, last=5)
-    twice = "they are sent twice."
-    assert twice not in page_of(archive, as_alice, first=6).text
-    assert twice in page_of(archive, as_alice, first=5).text
 
 
 def test_without_the_broker_the_page_says_so(deleted, as_alice, settings):

@@ -1,7 +1,5 @@
 """Queues that Guardian removed with their owner are gone immediately, and passes do not report them."""
 
-from datetime import timedelta
-
 import pytest
 from django.utils import timezone
 
@@ -36,14 +34,6 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(queues, django_assert_max_n
     assert Queue.objects.filter(state="gone").count() == queues
     assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
     assert Queue.objects.get(name="celery").state == "ok"
-
-
-def test_a_gone_queue_is_not_removed_again():
-    pulse_user = PulseUser.objects.get()
-    rows("/", ["queue/alice/a"], state="gone", pulse_user=pulse_user)
-    Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))
-    assert tombstones.forget_queues_of(pulse_user) == 0
-    assert removed() == []
 
 
 @pytest.mark.parametrize("queues", [1, 60])

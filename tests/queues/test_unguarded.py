@@ -17,7 +17,7 @@ from rabbit import prometheus, streams
 from rabbit.management import Management
 from status import facts, overview, rules
 from tests.support.counting import counted_requests
-from tests.support.toolbox import broker_version, queue_names, sent, stored_queue, wait_until, wait_until_equal
+from tests.support.toolbox import broker_version, queue_names, sent, wait_until, wait_until_equal
 from tools.stack import PROJECT
 
 NUL = "queue/alice/jobs\0"
@@ -188,12 +188,6 @@ def test_the_front_page_names_three_queues_and_the_number_of_others():
     names = [["/", f"stream {number}"] for number in range(5)]
     Watch.objects.create(unguarded={"streams": names})
     assert found(rules.STREAMS).endswith(": stream 0 in /, stream 1 in /, stream 2 in /, 2 more.")
-
-
-@pytest.mark.django_db
-def test_a_gone_exclusive_queue_is_not_shown():
-    stored_queue("reply", exclusive=True, state=Queue.State.GONE)
-    assert overview.overview(timezone.now())["exclusive"].number == 0
 
 
 def let_minutes_pass():

@@ -176,15 +176,6 @@ def test_a_missing_queue_with_an_ambiguous_name_is_gone(wait_for_figures, guarde
     assert states() == {"long": "warned", "short": "ok", 'quo"ted': "gone"}
 
 
-def test_older_prometheus_figures_do_not_overwrite_a_list(wait_for_figures):
-    Queue.objects.filter(name="long").update(ready=1, state="ok", notified_state="ok", warned_since=None)
-    set_age_of_list(seconds=0)
-    report, sent = run()
-    assert ("/metrics/detailed" in sent, report.changed, report.warned) == (True, 0, 0)
-    set_age_of_list()
-    assert run()[0].warned == 1
-
-
 def test_an_endpoint_of_another_broker_is_ignored(wait_for_figures, guarded, management, settings):
     listeners = management.overview()["listeners"]
     port = next(listener["port"] for listener in listeners if listener["protocol"] == "http/prometheus")
