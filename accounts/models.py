@@ -296,11 +296,6 @@ class AuthToken(AbstractAuthToken):
         return self.name or str(self.uuid)
 
 
-def acts_as_operator(by: Owner | None) -> bool:
-    """Return whether this owner may do what operators may. None is a command, which only operators can run."""
-    return by is None or by.is_staff
-
-
 Rows = TypeVar("Rows", bound=models.QuerySet[Any])
 
 

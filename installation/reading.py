@@ -88,7 +88,7 @@ class _Document:
         path = tuple(error.absolute_path)
         at = self.values[path]
         if error.validator == "additionalProperties":
-            known = error.schema["properties"]
+            known = error.schema["properties"]  # type: ignore[index]  # a schema with this rule is no bool
             unknown = min((key for key in error.instance if key not in known), key=lambda key: self.keys[*path, key])
             text = f"There is no '{unknown}' here.{did_you_mean(unknown, known)}"
             return Problem(self.keys[*path, unknown], f"{text} Known are: {', '.join(known)}.")

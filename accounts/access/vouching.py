@@ -43,6 +43,11 @@ def may_vouch(visitor: Owner | AnonymousUser) -> bool:
     return visitor.is_staff or (visitor.vouched and settings.GUARDIAN_OWNERS_MAY_VOUCH)
 
 
+def acts_as_operator(by: Owner | None) -> bool:
+    """Return whether this owner may do what operators may. None is a command, which only operators can run."""
+    return by is None or by.is_staff
+
+
 def require_vouched(owner: Owner) -> None:
     """Raise NotVouched unless this owner may use the broker. Operators may even if nobody vouched for them."""
     if not owner.is_active:

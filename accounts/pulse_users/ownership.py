@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from accounts import signals
 from accounts.access import vouching
-from accounts.models import Owner, PulseUser, acts_as_operator, normalize_address, owners_by_address
+from accounts.models import Owner, PulseUser, normalize_address, owners_by_address
 from accounts.pulse_users import addresses, invitations
 from core.refusals import Refusal
 
@@ -92,9 +92,9 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner | None)
         locked = _lock(pulse_user, by)
         present = set(locked.owners.all())
         new = [owner for owner in wanted if owner not in present]
-        staying = wanted if acts_as_operator(by) else [owner for owner in wanted if owner in present]
+        staying = wanted if vouching.acts_as_operator(by) else [owner for owner in wanted if owner in present]
         can_sign_in = any(owner.is_active for owner in staying)
-        if not can_sign_in and (acts_as_operator(by) or not new):
+        if not can_sign_in and (vouching.acts_as_operator(by) or not new):
             raise Refusal("A Pulse user needs at least one owner who can sign in.", "owners")
         if not can_sign_in:
             _check_number({owner.pk for owner in (*present, *wanted)})
@@ -137,7 +137,7 @@ def withdraw_invitation(pulse_user: PulseUser, invitee: Owner, by: Owner) -> Non
 def assigned(pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None) -> None:
     """Notify the owners whom an operator, or a command (None), assigned. Call this in the same transaction."""
     others = {owner: owned for owner, owned in pulse_users.items() if owner != by}
-    if acts_as_operator(by) and others:
+    if vouching.acts_as_operator(by) and others:
         signals.owners_assigned.send(PulseUser, pulse_users=others, by=by)
 
 

@@ -9,12 +9,12 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 
 from accounts import queue_effects
+from accounts.access import vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
     PulseUser,
     Unchanged,
-    acts_as_operator,
     check_thresholds,
 )
 from core.confirmation import ConfirmableChange
@@ -49,7 +49,7 @@ def set_thresholds_of_all(
 
     Raises the errors of ``set_thresholds``.
     """
-    if not acts_as_operator(by) and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
+    if not vouching.acts_as_operator(by) and not settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH:
         raise PermissionDenied("Only operators set thresholds here. Ask an operator.")
     given = {"warn_length": warn, "max_length": limit}
     values = {name: value for name, value in given.items() if value is not UNCHANGED}
@@ -75,7 +75,7 @@ def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner
         setattr(changed, name, value)
     limit, largest = changed.max_length, settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
     check_thresholds(changed.warn_length, limit)
-    if not acts_as_operator(by) and limit is not None and limit > largest and limit != pulse_user.max_length:
+    if not vouching.acts_as_operator(by) and limit is not None and limit > largest and limit != pulse_user.max_length:
         raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
     return changed
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.access import vouching
-from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, acts_as_operator, check_thresholds
+from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker, bulk
 from core.confirmation import ConfirmableChange
 from core.refusals import Refusal
@@ -197,7 +197,7 @@ def set_limits_of_all(
 
     ``by`` is None for a command.
     """
-    if not acts_as_operator(by):
+    if not vouching.acts_as_operator(by):
         raise PermissionDenied("Only operators set the limits of a queue.")
     until = limits.get("limits_until")
     values = {**limits, "limits_until": until.isoformat()} if until else limits

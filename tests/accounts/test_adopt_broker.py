@@ -249,7 +249,7 @@ def test_an_unreadable_file_is_refused(write_file, tmp_path, monkeypatch):
     assert "UTF-8" in refusal(write_file("username,owners\n", encoding="utf-16"))[0]
     monkeypatch.setattr(owners_file, "MAX_FILE_BYTES", 1024 * 1024)
     assert "larger than 1 MB" in refusal(write_file("x" * (1024 * 1024 + 1)))[0]
-    with pytest.raises(CommandError, match="--apply needs the filled file"):
+    with pytest.raises(CommandError, match="--apply and --write need the filled file"):
         run_command("--apply")
 
 
