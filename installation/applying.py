@@ -35,6 +35,7 @@ from installation.planning import Change, Do, Plan
 from installation.resources import Kind
 from message_store import applications
 from message_store.models import Application
+from message_store.store import StoreUnavailable
 from queues.actions import single, unbounded
 from queues.models import Queue
 from queues.rules.temporary_limits import limits_of, with_old_limits
@@ -47,7 +48,7 @@ BATCH = 10
 
 EXPECTED = (
     ValidationError, PermissionDenied, ObjectDoesNotExist, BrokerError, ConfirmationRequired, LockTaken, LeaseTaken,
-    LeaseLost, OSError,
+    LeaseLost, StoreUnavailable, OSError,
 )  # fmt: skip
 """Errors of a change after which the other changes are carried out."""
 
