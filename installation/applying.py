@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
 from django.db import connection, transaction
 
-from accounts import queue_effects
+from accounts import audit, queue_effects
 from accounts.access import vouching
 from accounts.importing import adoption
 from accounts.models import UNCHANGED, Owner, PulseUser, owner_with_address, owners_by_address
@@ -30,12 +30,12 @@ from core.each import describe_error
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from core.locks import LockTaken
 from installation import consequences
-from installation.context import applying
-from installation.models import Created
+from installation.models import Created, recording_creations
 from installation.planning import Change, Do, Plan
 from installation.resources import Kind
 from message_store import applications
 from message_store.models import Application
+from message_store.store import StoreUnavailable
 from queues.actions import single, unbounded
 from queues.models import Queue
 from queues.rules.temporary_limits import limits_of, with_old_limits
@@ -48,7 +48,7 @@ BATCH = 10
 
 EXPECTED = (
     ValidationError, PermissionDenied, ObjectDoesNotExist, BrokerError, ConfirmationRequired, LockTaken, LeaseTaken,
-    LeaseLost, OSError,
+    LeaseLost, StoreUnavailable, OSError,
 )  # fmt: skip
 """Errors of a change after which the other changes are carried out."""
 
@@ -79,7 +79,8 @@ class Applier:
         Raises:
             LeaseLost: this process was suspended, and another one may be applying a file.
         """
-        with applying(self._source), ContextThreadPool(THREADS) as pool:
+        by = audit.by_command(f"apply, from {self._source}")
+        with by, recording_creations(), ContextThreadPool(THREADS) as pool:
             try:
                 for is_of_pulse_users, group in groupby(plan.changes, lambda one: one.kind is Kind.PULSE_USER):
                     changes = list(group)

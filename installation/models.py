@@ -1,5 +1,8 @@
 """What ``apply`` created, which is all that ``--prune`` may remove."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from django.db import models
@@ -7,8 +10,9 @@ from django.db.models.signals import post_save
 from django.dispatch import receiver
 
 from accounts.models import PulseUser
-from installation.context import is_applying
 from installation.resources import Kind
+
+_applying: ContextVar[bool] = ContextVar("applying", default=False)
 
 
 class Created(models.Model):
@@ -33,8 +37,18 @@ class Created(models.Model):
         cls.objects.get_or_create(kind=kind.name.lower(), object_id=row.pk)
 
 
+@contextmanager
+def recording_creations() -> Iterator[None]:
+    """Record the Pulse users that are created inside the ``with`` block."""
+    token = _applying.set(True)
+    try:
+        yield
+    finally:
+        _applying.reset(token)
+
+
 @receiver(post_save, sender=PulseUser)
 def record_pulse_user(sender: object, instance: PulseUser, created: bool, **_: Any) -> None:
     """Record a Pulse user that ``apply`` creates: the function that pages use has transactions of its own."""
-    if created and is_applying():
+    if created and _applying.get():
         Created.record(Kind.PULSE_USER, instance)

@@ -23,8 +23,6 @@ from rabbit.names import is_amqp_name
 Path = tuple[str | int, ...]
 """Where a value is: keys of mappings, and indexes of lists."""
 
-MAX_FILE_BYTES = 10 * 1024 * 1024
-
 _TYPES = {
     "object": "a mapping (name: value)",
     "array": "a list ([a, b])",
@@ -49,14 +47,10 @@ def read(content: bytes) -> list[Wanted]:
     Raises:
         InvalidFile: it has problems.
     """
-    document = _Document(content)
-    problems = document.problems or [document.problem(error) for error in _violations(document.data)]
-    if not problems:
-        reader = _Reader(document)
-        wanted = list(reader.wanted())
-        problems = reader.problems
-    if problems:
-        raise InvalidFile(problems)
+    reader = _Reader(_Document(content))
+    wanted = list(reader.wanted())
+    if reader.problems:
+        raise InvalidFile(reader.problems)
     return wanted
 
 
@@ -67,57 +61,33 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class _Document:
-    """The data of a YAML document, and the positions of its keys and values."""
+    """The data of a YAML document that follows the schema, and the positions of its keys and values."""
 
     def __init__(self, content: bytes) -> None:
-        self.problems: list[Problem] = []
         self.keys: dict[Path, Position] = {}
-        self.values: dict[Path, Position] = {(): Position(1, 1)}
-        self.data: Any = None
+        self.values: dict[Path, Position] = {}
         self._visited: set[int] = set()
+        self._problems: list[Problem] = []
         try:
-            if (node := self._compose(content)) is not None:
-                self.data = self._value(node, ())
-            elif not self.problems:
-                self._add(Position(1, 1), "The file is empty. Begin it with 'version: 1'.")
+            self.data = self._value(_compose(content), ())
         except RecursionError:
-            self._add(Position(1, 1), "Lists or mappings are nested too deeply.")
+            raise InvalidFile([Problem(Position(1, 1), "Lists or mappings are nested too deeply.")]) from None
+        violations = Draft202012Validator(SCHEMA).iter_errors(self.data)
+        if problems := self._problems or list(map(self._violation, violations)):
+            raise InvalidFile(problems)
 
-    def problem(self, error: SchemaViolation) -> Problem:
+    def _violation(self, error: SchemaViolation) -> Problem:
         """Return what is wrong at the place where the schema is violated."""
         path = tuple(error.absolute_path)
-        at = self.values[path]
-        if error.validator == "additionalProperties":
-            known = error.schema["properties"]  # type: ignore[index]  # a schema with this rule is no bool
-            unknown = min((key for key in error.instance if key not in known), key=lambda key: self.keys[*path, key])
-            text = f"There is no '{unknown}' here.{did_you_mean(unknown, known)}"
-            return Problem(self.keys[*path, unknown], f"{text} Known are: {', '.join(known)}.")
-        return Problem(at, _sentence(error))
+        if error.validator != "additionalProperties":
+            return Problem(self.values[path], _sentence(error))
+        known = error.schema["properties"]  # type: ignore[index]  # a schema with this rule is no bool
+        unknown = next(key for key in error.instance if key not in known)
+        text = f"There is no '{unknown}' here.{did_you_mean(unknown, known)} Known are: {', '.join(known)}."
+        return Problem(self.keys[*path, unknown], text)
 
     def _add(self, at: Position, text: str) -> None:
-        self.problems.append(Problem(at, text))
-
-    def _compose(self, content: bytes) -> yaml.Node | None:
-        if len(content) > MAX_FILE_BYTES:
-            self._add(Position(1, 1), f"The file is larger than {MAX_FILE_BYTES // 1024**2} MB.")
-            return None
-        try:
-            text = content.decode("utf-8-sig")
-            # libyaml's loader would be faster, and crashes when lists are nested too deeply.
-            node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-        except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start)
-            column = error.start - (content.rfind(b"\n", 0, error.start) + 1)
-            self._add(Position(line + 1, column + 1), "This is not UTF-8. Save the file as UTF-8.")
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            at = _position(mark) if mark is not None else Position(1, 1)
-            self._add(at, f"This is not YAML: {error.problem or error.context}.")
-        except yaml.YAMLError as error:  # of a character
-            self._add(Position(1, 1), f"This is not YAML: {' '.join(str(error).split())}.")
-        else:
-            return node
-        return None
+        self._problems.append(Problem(at, text))
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         self.values[path] = at = _position(node.start_mark)
@@ -149,12 +119,27 @@ class _Document:
         return data
 
 
+def _compose(content: bytes) -> yaml.Node:
+    try:
+        # libyaml's loader would be faster, and crashes when lists are nested too deeply.
+        node: yaml.Node | None = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        at = Position(before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+        text = "This is not UTF-8. Save the file as UTF-8."
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = _position(mark) if mark else Position(1, 1)
+        text = f"This is not YAML: {getattr(error, 'problem', '') or ' '.join(str(error).split())}."
+    else:
+        if node is not None:
+            return node
+        at, text = Position(1, 1), "The file is empty. Begin it with 'version: 1'."
+    raise InvalidFile([Problem(at, text)])
+
+
 def _position(mark: yaml.Mark) -> Position:
     return Position(mark.line + 1, mark.column + 1)
-
-
-def _violations(data: Any) -> Iterator[SchemaViolation]:
-    yield from Draft202012Validator(SCHEMA).iter_errors(data)
 
 
 def _sentence(error: SchemaViolation) -> str:

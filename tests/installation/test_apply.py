@@ -20,6 +20,7 @@ from core.leases import lease
 from core.models import Removal
 from installation import consequences, present, reading
 from installation.applying import Applier
+from installation.management.commands import apply as command
 from installation.models import Created
 from installation.planning import make_plan
 from installation.revision import revision
@@ -263,13 +264,15 @@ def test_the_brake_blocks_the_removal_of_too_much(apply, settings):
     assert apply(OWNERS, "--prune", "--dry-run")[0] == 3
 
 
-def test_a_change_that_fails_leaves_the_others(apply, name, management, guarded):
+def test_a_change_that_fails_leaves_the_others(apply, name, management, guarded, monkeypatch):
+    monkeypatch.setattr(command, "PROGRESS_SECONDS", 0)
     management.declare_queue(guarded, f"queue/{name}/of-nobody")
     code, output = apply(
         OWNERS + "pulse_users: {NAME: {owners: [bob@example.org]}, NAME-2: {owners: [bob@example.org]}}"
     )
     assert code == 1
     assert "The broker already has queues or exchanges of this name" in output
+    assert "4 of 4 changes are done." in output
     assert list(PulseUser.objects.values_list("username", flat=True)) == [f"{name}-2"]
 
 
@@ -371,6 +374,7 @@ def test_a_thousand_pulse_users_take_less_than_a_minute(apply, management):
         assert code == 0, output
         assert PulseUser.objects.filter(ready=True, max_length=9000).count() == 1000
         assert seconds < 60
+        assert Notification.objects.filter(kind="owner-assigned").count() < 20
     finally:
         for user in management.users():
             if user.name.startswith("bulk-"):

@@ -259,6 +259,21 @@ def test_a_worker_or_beat_with_an_invalid_setting_does_not_start(environment, pa
     assert "GUARDIAN_MAX_QUEUE_LENGTH can't be read" in answer.stderr
 
 
+@pytest.mark.slow
+def test_apply_exits_with_2_while_changes_are_pending_and_with_1_after_an_error(environment, tmp_path):
+    path = tmp_path / "installation.yaml"
+    path.write_text("version: 1\nowners: {alice@example.org: {access: true}}\n")
+    assert run(environment, "apply", str(path), "--dry-run")[0] == 2
+    assert run(environment, "apply", str(path))[0] == 0
+    code, out, _ = run(environment, "export")
+    assert (code, out) == (0, "version: 1\nowners:\n  alice@example.org:\n    access: true\n    operator: false\n")
+    path.write_text("owners: {}")
+    code, _, err = run(environment, "apply", str(path))
+    assert (code, err.splitlines()[-2:]) == (
+        1, [f"{path}:1:1: 'version' is missing here: write version: 1.", "CommandError: Nothing was done."],
+    )  # fmt: skip
+
+
 @pytest.mark.django_db
 def test_create_owner_updates_an_existing_owner_and_revokes_nothing():
     call_command("create_owner", " Alice@Example.org ", "--vouched")

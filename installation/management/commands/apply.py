@@ -67,7 +67,7 @@ class Command(BaseCommand):
                         code = self._apply(plan, applier, held)
         except InvalidFile as error:
             for at, text in error.problems:
-                self.stderr.write(f"{path}:{at.line}:{at.column}: {text}")
+                self.stderr.write(readable(f"{path}:{at.line}:{at.column}: {text}"))
             raise CommandError("Nothing was done.") from error
         except LeaseTaken as error:
             raise CommandError(
