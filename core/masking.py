@@ -10,7 +10,7 @@ _NAMES = (
 )
 """Names of fields with a secret, or the ends of such names."""
 
-_NAME = re.compile(rf"(?:{_NAMES}|token)$", re.IGNORECASE)
+_NAME = re.compile(rf"(?:{_NAMES}|token|authorization)$", re.IGNORECASE)
 
 
 def _in_address(found: re.Match[str]) -> str:
@@ -43,12 +43,13 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     # A token of the REST API, which is also the password of an agent's login.
     (re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{64}(?![0-9A-Za-z])"), "…"),
     (re.compile(r"\b(token|bearer|basic)( {1,4})[A-Za-z0-9+/=._~-]{16,}", re.IGNORECASE), r"\1\2…"),
+    (re.compile(r"(authorization[\"']?\s?[=:]\s?[\"']?[a-z]{1,20} {1,4})[^\s\"',]+", re.IGNORECASE), r"\1…"),
     # The value of a named field in a query, in JSON or in a Python repr. A quoted value ends at its closing quote or at
     # the end of the line; a value in escaped quotes, as of JSON in JSON, ends at the next escaped quote.
     (
         re.compile(
             rf"({_NAMES})"
-            r"((?:\\?[\"'])?\s?[=:]\s?)"
+            r"((?:\\?[\"'])?\s?[=:]\s?(?:b(?=[\"']))?)"
             r"(?:"
             r"(\\\")(?:[^\"\\\n]+|\\\\(?:\\[^\n])?|\\[^\"\\\n])*"
             r"|(\")(?:[^\"\\\n]+|\\[^\n])*"
@@ -59,7 +60,7 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
         ),
         lambda found: f"{found[1]}{found[2]}{found[3] or found[4] or found[5] or ''}…",
     ),
-    (re.compile(r"([?&](?:code|state|token|key)=)[^\s\"'&#]+"), r"\1…"),
+    (re.compile(r"([?&](?:code|state|token|key|sig)=)[^\s\"'&#]+"), r"\1…"),
 )
 
 

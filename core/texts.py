@@ -4,6 +4,8 @@ import unicodedata
 
 from django.core.exceptions import ValidationError
 
+from rabbit.names import INVISIBLE
+
 
 def check_line(text: str, max_length: int) -> None:
     """Raise ValidationError unless this is one line of visible text, not blank and within the maximum length."""
@@ -13,7 +15,7 @@ def check_line(text: str, max_length: int) -> None:
         raise ValidationError(f"The text has {len(text)} characters; at most {max_length} are allowed.")
     if has_control_characters(text):
         raise ValidationError("The text contains a control character, such as a line break. Remove it.")
-    if any(unicodedata.category(character) == "Cf" for character in text):
+    if INVISIBLE.search(text) or any(unicodedata.category(character) == "Cf" for character in text):
         raise ValidationError("The text contains an invisible character, such as a right-to-left mark. Remove it.")
 
 

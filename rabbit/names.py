@@ -37,6 +37,13 @@ _OWNED_QUEUE = re.compile(rf"queue/({_USER_NAME.pattern})/")
 _OWNED_EXCHANGE = re.compile(rf"exchange/({_USER_NAME.pattern})/")
 
 
+INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Letters and marks that show nothing: Unicode's Default_Ignorable_Code_Point without those of category C, and the
+empty Braille pattern."""
+
+
 class InvalidUserName(ValueError):
     """A name is not valid for a Pulse user. The text tells the user why."""
 
@@ -134,13 +141,15 @@ def is_amqp_name(name: str) -> bool:
 
 
 def readable(name: str) -> str:
-    """Return a broker's name for display, with escapes for control, format and separator characters.
+    """Return a broker's name for display, with escapes for control, format, separator and invisible characters.
 
     Queue names may contain any character, such as one that reverses the direction of the text after it.
     """
     return "".join(
-        character if unicodedata.category(character)[0] not in "CZ" or character == " " else _escape(character)
-        for character in name
+        found
+        if found == " " or not (unicodedata.category(found)[0] in "CZ" or INVISIBLE.match(found))
+        else _escape(found)
+        for found in name
     )
 
 

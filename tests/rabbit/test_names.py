@@ -10,6 +10,7 @@ from rabbit.names import (
     kind_of_exchange,
     kind_of_queue,
     queue_prefix,
+    readable,
     user_of_exchange,
     user_of_queue,
 )
@@ -48,6 +49,12 @@ def test_an_invalid_name_is_refused_with_the_reason(name, why):
     with pytest.raises(InvalidUserName) as refusal:
         check_user_name(name)
     assert why in str(refusal.value)
+
+
+@pytest.mark.parametrize("code", [0, 0x7F, 0xA0, 0x34F, 0x115F, 0x17B4, 0x202E, 0x2800, 0x3164, 0xFE0F, 0xE0100])
+def test_a_character_that_shows_nothing_is_escaped(code):
+    assert int(readable(chr(code))[2:], 16) == code
+    assert readable("q é ✓") == "q é ✓"
 
 
 @given(anything)
