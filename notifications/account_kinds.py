@@ -10,7 +10,6 @@ from core.links import absolute_url
 from notifications import kinds
 from notifications.content import Content, Fact, Link, Row, Table, Why, as_of, local_time
 from notifications.models import Notification
-from rabbit.names import readable
 
 
 def _confirm_address(notification: Notification) -> Content:
@@ -39,14 +38,13 @@ def _confirm_address(notification: Notification) -> Content:
 
 def _vouch_request(notification: Notification) -> Content:
     facts = notification.facts
-    reason = "\n".join(readable(line) for line in facts["reason"].splitlines())
     return Content(
         subject=f"{facts['asks']} asks for access to the broker",
         happened=f"{facts['asks']} signed in, and asks for access to the broker.",
         next="This person has no access until an operator approves it.",
         advice="If you know this person and the purpose, approve the request.",
         action=Link("Review the request", absolute_url(reverse("owners"))),
-        facts=[Fact("Address", facts["asks"]), Fact("Reason", reason or "none given"), as_of(notification)],
+        facts=[Fact("Address", facts["asks"]), Fact("Reason", facts["reason"] or "none given"), as_of(notification)],
         why=Why("You get this as an operator of this installation."),
     )
 

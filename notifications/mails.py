@@ -5,6 +5,7 @@ Mails about one subject to one recipient share a thread: all refer to the id of 
 
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from email.utils import parseaddr
 
 from django.conf import settings
@@ -17,6 +18,7 @@ from core.mails import AUTOMATIC_HEADERS
 from notifications import content, grouping, kinds, subjects
 from notifications.content import Content, Fact, Table, Why
 from notifications.models import Notification
+from rabbit.names import readable_text
 
 GROUP = "group"
 
@@ -55,6 +57,8 @@ def in_text(*notifications: Notification) -> tuple[str, str]:
 def _content(notifications: grouping.Delivery) -> tuple[Content, Why]:
     first = notifications[0]
     said = kinds.get(first.kind).content(first) if len(notifications) == 1 else grouping.content(notifications)
+    # People and the broker write some values, and a carriage return in one would begin a paragraph of the mail.
+    said = replace(said, facts=[fact._replace(value=readable_text(fact.value)) for fact in said.facts])
     return said, said.why or content.why(first)
 
 

@@ -14,6 +14,7 @@ from django.utils import timezone
 from accounts import audit
 from accounts.models import Owner
 from core import limits
+from core.texts import check_line
 from notifications import enqueue
 from notifications.audience import operators_and_staff
 from notifications.enqueue import Notice
@@ -44,12 +45,23 @@ def open_request(queue: Queue) -> QueueEvent | None:
     return open_requests().filter(queue=queue).first()
 
 
+def _checked(reason: str) -> str:
+    """Return a reason as one line. Raises ValidationError for ``reason``."""
+    line = " ".join(reason.split())
+    try:
+        check_line(line, MAX_REASON_LENGTH)
+    except ValidationError as error:
+        raise ValidationError({"reason": error.messages}) from error
+    return line
+
+
 def ask(queue: Queue, by: Owner, max_length: int, reason: str, limits_until: datetime | None = None) -> None:
     """Ask the operators for a deletion limit of this queue, in messages, permanently or until this time.
 
     Raises RateLimitExceeded. The limit is invalid if it is not higher than the present one, the queue has none, a
     request is open, or there is no operator.
     """
+    reason = _checked(reason)
     if not thresholds.has_limit(queue):
         raise ValidationError("Guardian never deletes this queue for its length.")
     present = thresholds.of_queue(queue).max
@@ -78,6 +90,7 @@ def decline(queue: Queue, by: Owner, reason: str) -> None:
     """Decline the open request about this queue. Who asked gets the reason by mail."""
     if not by.is_staff:
         raise PermissionDenied("Only operators decide about requests.")
+    reason = _checked(reason)
     with transaction.atomic():
         Queue.objects.select_for_update().get(pk=queue.pk)
         if (request := open_request(queue)) is None:

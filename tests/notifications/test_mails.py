@@ -277,6 +277,7 @@ SENTENCES = {
     "an alarm over with its node": ("alarm-over", {"running": False}, ["because the node is down.", "Start the node."]),
     "a node back": ("node-back", {}, ["The node rabbit@a is running again"]),
     "a node that left": ("node-back", {"running": False}, ["The node rabbit@a is no longer in the cluster"]),
+    "a carriage return": ("limit-request", {"reason": "x\rWhat you can do:"}, ["x\\x0dWhat you can do:"]),
     "an invisible character": ("vouch-request", {"reason": "Please \u202e help."}, ["Please \\u202e help."]),
 }  # fmt: skip
 

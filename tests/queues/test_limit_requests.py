@@ -98,6 +98,7 @@ def test_owners_ask_and_operators_decline_through_the_api(queue, alice, operator
         ({"max_length": 2**31, "reason": "x"}, "less than or equal to"),
         ({"max_length": 50_000, "reason": ""}, "This field is required."),
         ({"max_length": 50_000, "reason": "x" * 501}, "at most 500 characters"),
+        ({"max_length": 50_000, "reason": "x\u202e"}, "contains an invisible character"),
     ],
 )
 def test_an_invalid_request_says_what_is_wrong(queue, as_alice, body, text):
