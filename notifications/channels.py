@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from apprise import Apprise, AppriseAsset, NotifyBase, NotifyFormat, NotifyType, OverflowMode, PersistentStoreMode
+from apprise.conversion import convert_between
 from apprise.plugins import url_to_dict
 from apprise.plugins.custom_json import NotifyJSON
 from apprise.plugins.opsgenie import OPSGENIE_API_LOOKUP, NotifyOpsgenie
 from apprise.plugins.pagerduty import NotifyPagerDuty
+from apprise.plugins.telegram import NotifyTelegram
 from django.conf import settings
 from django.core.cache import cache
 from django.core.exceptions import ValidationError
@@ -85,9 +87,10 @@ NOTIFY_TYPES = {
 OPSGENIE_PRIORITIES = {Severity.CRITICAL: 1, Severity.WARNING: 3, Severity.INFO: 5}
 """P1 is the highest. A normal one closes the alert."""
 
-# Mentions of everybody in a room, and of somebody in Discord's form, which may occur in a queue's name. They are
-# disabled in mail addresses too, as services differ in where they recognize a mention. The text looks the same.
-MENTION = re.compile(r"@(?=(?:everyone|channel|here|all|room)\b)|(?<=<)@", re.IGNORECASE)
+# Mentions, and links and images of Markdown, which may occur in a queue's name. A character of no width after the match
+# disables them, and the text looks the same. Mentions of everybody are disabled in mail addresses too, as services
+# differ in where they recognize them.
+MARKUP = re.compile(r"(?<!\w)@(?=\w)|@(?=(?:everyone|channel|here|all|room)\b)|<(?=\S)|\](?=[(\[])", re.IGNORECASE)
 
 # Apprise's query parameters that are refused: they attach local files, turn off certificate checks, follow redirects,
 # or change timeouts.
@@ -196,7 +199,7 @@ def post(channel: Channel, title: str, body: str, event: Event) -> None:
     except BadChannel as error:
         raise ChannelFailed(str(error).rstrip(".")) from error
     if sender.service != WEBHOOK:
-        title, body = (MENTION.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
+        title, body = (MARKUP.sub("\\g<0>\N{ZERO WIDTH SPACE}", text) for text in (title, body))
     public_https.confine(sender.plugin)
 
     def signed(content: bytes) -> dict[str, str]:
@@ -218,12 +221,16 @@ def _notify(plugin: NotifyBase, title: str, body: str, event: Event) -> bool:
             return _close_alert(plugin, body, event)
         plugin.action, plugin.alias, plugin.entity = "new", event.incident, None
         plugin.priority, plugin.batch_size = OPSGENIE_PRIORITIES[event.severity], max(1, len(plugin.targets))
+    body_format = NotifyFormat.TEXT
+    if isinstance(plugin, NotifyTelegram):  # the only plugin that takes the text for HTML instead of converting it
+        body_format = plugin.resolve_format(body_format)
+        title, body = (convert_between(NotifyFormat.TEXT, body_format, text) for text in (title, body))  # type: ignore[no-untyped-call]
     return bool(
         plugin.notify(
             body,
             title,
             notify_type=NOTIFY_TYPES[event.severity],
-            body_format=NotifyFormat.TEXT,
+            body_format=body_format,
             overflow=OverflowMode.TRUNCATE,
         )
     )

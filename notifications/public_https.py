@@ -209,6 +209,7 @@ class Client:
 
     def request(self, method: str, url: str, **options: Any) -> requests.Response:
         with _Session() as session:
+            session.trust_env = False  # credentials in a .netrc file are not for hosts that owners enter
             return session.request(method, url, **options)
 
     def get(self, url: str, **options: Any) -> requests.Response:

@@ -13,6 +13,7 @@ import pytest
 import requests
 from apprise.manager_plugins import NotificationManager
 from apprise.plugins import custom_json
+from apprise.plugins.telegram import NotifyTelegram
 from django.core.exceptions import ValidationError
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -131,7 +132,7 @@ def test_any_text_makes_a_sender_or_is_refused(text):
         assert channels._sender(text).host
 
 
-@pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\0b", "a\u202eb"])
+@pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\0b", "a\u202eb", "\u3164"])
 def test_a_name_has_1_to_100_visible_characters(alice, name):
     with pytest.raises(ValidationError, match="visible characters"):
         create_channel(alice, name, SLACK)
@@ -211,13 +212,31 @@ def test_a_long_message_is_shortened_for_the_service_and_markup_stays_text(chann
     assert request.json["message"].startswith("<script>*_`&lt;b")
 
 
-def test_mentions_in_a_message_notify_nobody(alice, private_channels, webhook):
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("@all, x@all.org and bob@example.org", "@|all, x@|all.org and bob@example.org"),
+        ("queue/@alice (@bob)", "queue/@|alice (@|bob)"),
+        ("<@U123> <@&99> <users/all> <!channel> < 5", "<|@|U123> <|@&99> <|users/all> <|!channel> < 5"),
+        ("[open](https://x.example) ![i][1] [1]", "[open]|(https://x.example) ![i]|[1] [1]"),
+        ("<https://x.example|open>", "<|https://x.example|open>"),
+    ],
+)
+def test_markup_in_a_name_is_disabled(alice, private_channels, webhook, name, sent):
     url = f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz"
-    body = "@all, @all.x and <@U123> <@&99>, bob@example.org and @alliance"
-    channels.send(create_channel(alice, "room", url), "queue/alice/@channel", body)
-    text = webhook.received[0].json["text"]
-    assert "@\u200bchannel" in text
-    assert "@\u200ball, @\u200ball.x and <@\u200bU123> <@\u200b&99>, bob@example.org and @alliance" in text
+    channels.send(create_channel(alice, "room", url), name, "body")
+    assert webhook.received[0].json["text"].replace("\u200b", "|") == f"{sent}\r\nbody"
+
+
+def test_a_name_is_no_html_on_telegram(alice, private_channels, webhook, monkeypatch):
+    monkeypatch.setattr(NotifyTelegram, "notify_url", webhook.url("/bot"))
+    webhook.body = b'{"ok": true}'
+    channel = create_channel(alice, "room", "tgram://123456789:abcdefghijklmnopqrstuvwxyz/12345678")
+    channels.send(channel, "<b>q</b>", "queue/<a href='https://x.example'>open</a> &lt;\nnext")
+    text = webhook.received[0].json["text"].replace("\u200b", "")
+    assert (
+        text == "<b>&lt;b&gt;q&lt;/b&gt;</b>\r\nqueue/&lt;a href='https://x.example'&gt;open&lt;/a&gt; &amp;lt;\r\nnext"
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,6 +384,13 @@ def test_a_proxy_from_the_environment_is_not_used(channel, webhook, monkeypatch)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     channels.send(channel, "title", "body")
     assert len(webhook.received) == 1
+
+
+def test_credentials_for_the_host_in_a_netrc_file_are_not_sent(channel, webhook, monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text("machine localhost login guardian password s3cr3t")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    channels.send(channel, "title", "body")
+    assert "Authorization" not in webhook.received[0].headers
 
 
 @pytest.mark.parametrize("schema", channels.SERVICES)
