@@ -133,5 +133,5 @@ def collect_error(errors: dict[str, str], field: str, check: Callable[[], T]) ->
 
 
 def readable_text(value: Any) -> str:
-    """Return the start of a value as printable text."""
-    return readable(str(value)[:MAX_NAME_LENGTH])
+    """Return the start of a value as printable text. Of a list or an object, which may be nested, return the type."""
+    return type(value).__name__ if isinstance(value, list | dict) else readable(str(value)[:MAX_NAME_LENGTH])

@@ -21,7 +21,15 @@ from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from core import body_timeout
-from message_store.parameters import GIVEN_TWICE, MAX_PARTITIONS, REQUIRED, Invalid, collect_error, parse_number
+from message_store.parameters import (
+    GIVEN_TWICE,
+    MAX_PARTITIONS,
+    REQUIRED,
+    Invalid,
+    collect_error,
+    parse_number,
+    readable_text,
+)
 from message_store.queues import MAX_BATCH, MessageInput, check_name
 from rabbit.names import readable
 
@@ -238,7 +246,7 @@ def _entry(message: Any) -> MessageInput:
     if kind is not None and not isinstance(kind, str):
         raise Invalid({"content_type": "Must be text"})
     if encoding not in (None, BASE64):
-        raise Invalid({"encoding": f'"{readable(str(encoding)[:50])}" is not one of {BASE64}'})
+        raise Invalid({"encoding": f'"{readable_text(encoding)}" is not one of {BASE64}'})
     try:
         content = base64.b64decode(text, validate=True) if encoding else text.encode()
     except (binascii.Error, ValueError):
