@@ -272,10 +272,12 @@ MESSAGE_STORE_MAX_BODY = read("MESSAGE_STORE_MAX_BODY", int, "1048576", least=1,
 """The maximum number of bytes in the body of one message or batch."""
 
 MESSAGE_STORE_MAX_BYTES = read("MESSAGE_STORE_MAX_BYTES", int, "10737418240", least=0, most=1 << 60)
-"""The maximum number of bytes in the bodies of all messages of an application; 0: no limit."""
+"""The maximum number of bytes of all messages of an application, where the body, the content type and 100 bytes more
+count for each; 0: no limit."""
 
 MESSAGE_STORE_POSTS_PER_MINUTE = read("MESSAGE_STORE_POSTS_PER_MINUTE", int, "60000", least=0, most=1_000_000_000)
-"""The maximum number of requests of an application that post or overwrite messages, in a minute; 0: no limit."""
+"""The maximum number of requests of an application that post or overwrite messages, in a minute; and of those that
+write positions or leases; 0: no limit."""
 
 ZOOKEEPER_HOSTS = read("ZOOKEEPER_HOSTS", str, "")
 """ZooKeeper for the leases of `work_store`: host:port,host:port. Empty: leases are in the database."""

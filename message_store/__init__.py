@@ -2,5 +2,5 @@
 
 Everything that uses the store may raise ``StoreUnavailable``; what changes a queue, ``NoQueue`` if it was deleted.
 ``Invalid`` has the error text of each invalid field, and ``QuotaReached`` says that the application would have more
-than ``MESSAGE_STORE_MAX_BYTES``.
+than it may.
 """

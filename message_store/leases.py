@@ -13,9 +13,13 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from guardian_store.transport import LeaseTable, WorkerState
 from message_store.models import PartitionLease, Worker
+from message_store.quota import QuotaReached
 
 BATCH_SIZE = 200
 """Leases per statement."""
+
+MAX_WORKERS = 1000
+"""Workers of an application. Concurrent requests may exceed it by their number."""
 
 QueuePartition = tuple[str, int]
 
@@ -28,7 +32,12 @@ class NoWorker(Exception):
 
 
 def join(application: str, consumer: str, worker: uuid.UUID, seconds: float) -> None:
-    """Add a worker with a new id. Its leases last ``seconds``. An existing worker stays as it is."""
+    """Add a worker with a new id. Its leases last ``seconds``. An existing worker stays as it is.
+
+    Raises QuotaReached.
+    """
+    if Worker.objects.filter(application=application).exclude(name=worker).count() >= MAX_WORKERS:
+        raise QuotaReached(f"{application} has {MAX_WORKERS} workers. Stop some, and remove those that have died")
     row = Worker(name=worker, application=application, consumer=consumer, seconds=seconds)
     Worker.objects.bulk_create([row], ignore_conflicts=True)
 

@@ -2,8 +2,6 @@
 
 The API, the pages and the worker call these functions instead of the store. ``principals.py`` has the permissions.
 Numbers may be given as text: ``"4"``. Clients compare the error texts.
-
-Longer than 500 lines, because queues, messages and positions share their validation.
 """
 
 import hashlib
@@ -11,6 +9,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -57,6 +56,8 @@ MAX_TTL_SECONDS = 2**25
 
 MAX_READ = 1000
 """Messages per partition in a response, and queues in a list."""
+MAX_CONSUMERS = 1000
+"""Consumers with positions in a queue. Concurrent requests may exceed it by their number."""
 MAX_BATCH = 1000
 """Messages per POST."""
 MAX_CONTENT_TYPE_LENGTH = 255
@@ -203,7 +204,7 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
     for partition, message_id in ahead:
         if (partition, message_id) not in existing:
             raise Invalid({"message_id": f'"{message_id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
-    with quota.reserved(queue.application, sum(len(message.body) for message in messages)):
+    with quota.reserved(queue.application, messages):
         for ref, message in zip(refs, messages, strict=True):
             store().overwrite(queue, ref.id, message)
 
@@ -220,24 +221,22 @@ def read(
     """Yield up to ``limit`` messages of each of these partitions, partition after partition.
 
     Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. With ``batch_bytes``,
-    messages are fetched in batches whose bodies have about this size, so that a caller may stop early.
+    messages are fetched in batches of at most this size, and one message more, so that a caller may stop
+    early.
     """
     used = store()
-    before = visible_before(used)
-    batch = _first_batch(limit, batch_bytes)
+    options: Any = {"before": visible_before(used), "max_bytes": batch_bytes, "descending": descending}
     for partition in dict.fromkeys(partitions):
         if not _has(queue, partition):
             continue
         place, to_read = start, limit
         while to_read > 0:
-            asked = min(batch, to_read)
-            some = used.read(queue, partition, start=place, before=before, limit=asked, descending=descending)
+            some = used.read(queue, partition, start=place, limit=to_read, **options)
             yield from some
-            if len(some) < asked:
+            if not some or batch_bytes is None or sum(message.size for message in some) < batch_bytes:
                 break
             to_read -= len(some)
             place = (place_before if descending else ids.place_after)(some[-1].id)
-            batch = _next_batch(asked, some, batch_bytes)
 
 
 def read_ids(
@@ -245,32 +244,20 @@ def read_ids(
 ) -> Iterator[StoredMessage]:
     """Yield the existing messages at these addresses, in this order, without duplicates.
 
-    ``batch_bytes`` works as in ``read``.
+    With ``batch_bytes``, no more are fetched at once than fit if all are as large as allowed.
     """
     used = store()
     before = visible_before(used)
     waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
-    batch = _first_batch(len(waiting), batch_bytes)
+    batch = len(waiting) if batch_bytes is None else max(1, batch_bytes // settings.MESSAGE_STORE_MAX_BODY)
     while waiting:
         asked, waiting = waiting[:batch], waiting[batch:]
         some = used.read_ids(queue, asked)
         yield from (message for message in some if before is None or ids.place(message.id).ticks < before)
-        batch = _next_batch(len(asked), some, batch_bytes)
 
 
 def _has(queue: StoredQueue, partition: int) -> bool:
     return 1 <= partition <= queue.partitions
-
-
-def _first_batch(limit: int, batch_bytes: int | None) -> int:
-    """Return a number of messages that surely fits."""
-    return limit if batch_bytes is None else max(1, batch_bytes // settings.MESSAGE_STORE_MAX_BODY)
-
-
-def _next_batch(asked: int, some: Iterable[StoredMessage], batch_bytes: int | None) -> int:
-    """Return a number of messages that fits if they are as large as the largest of these."""
-    largest = max((len(message.body) for message in some), default=1)
-    return asked if batch_bytes is None else max(1, min(4 * asked, batch_bytes // max(largest, 1)))
 
 
 def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
@@ -321,8 +308,18 @@ def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any
     """
     _check_consumer(consumer)
     moves = _by_partition(queue, given, _parse_move)
+    if any(at is None for at, _ in moves.values()):
+        _require_room(queue, consumer)
     moved = store().advance_positions(queue, consumer, moves)
     return {**store().positions(queue, consumer), **{partition: moves[partition][1] for partition in moved}}
+
+
+def _require_room(queue: StoredQueue, consumer: str) -> None:
+    """Raise QuotaReached if the queue has ``MAX_CONSUMERS`` other consumers, and this one has no positions yet."""
+    if store().positions(queue, consumer):
+        return
+    if len(list(islice(store().consumers(queue), MAX_CONSUMERS))) == MAX_CONSUMERS:
+        raise quota.QuotaReached(f"The queue has positions of {MAX_CONSUMERS} consumers. Delete those of some")
 
 
 def _parse_move(move: Any) -> tuple[uuid.UUID | None, uuid.UUID]:
@@ -361,25 +358,30 @@ def set_positions(
     """
     _check_consumer(consumer)
     new = _by_partition(queue, given, parse_id)
-    unchanged = None
-    if versions is not None:
-        unchanged = store().positions(queue, consumer)
-        if version_of(unchanged) not in versions:
-            raise PositionsChanged
-    store().set_positions(queue, consumer, new, unchanged=unchanged)
+    _require_room(queue, consumer)
+    store().set_positions(queue, consumer, new, unchanged=_unchanged(queue, consumer, versions))
 
 
-def delete_positions(queue: StoredQueue, consumer: str) -> None:
-    """Delete a consumer's positions. Raises Invalid for ``consumer``."""
+def delete_positions(queue: StoredQueue, consumer: str, versions: Collection[str] | None = None) -> None:
+    """Delete a consumer's positions. Raises Invalid for ``consumer``. ``versions`` works as in ``set_positions``."""
     _check_consumer(consumer)
-    store().delete_positions(queue, consumer)
+    store().delete_positions(queue, consumer, unchanged=_unchanged(queue, consumer, versions))
+
+
+def _unchanged(queue: StoredQueue, consumer: str, versions: Collection[str] | None) -> dict[int, uuid.UUID] | None:
+    if versions is None:
+        return None
+    found = store().positions(queue, consumer)
+    if version_of(found) not in versions:
+        raise PositionsChanged
+    return found
 
 
 # Helpers
 
 
 def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
-    with quota.reserved(queue.application, sum(len(message.body) for message in messages)):
+    with quota.reserved(queue.application, messages):
         new_ids = store().push(queue, messages)
     return [MessageRef(message_id, message.partition) for message_id, message in zip(new_ids, messages, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The quota of an application: how many bytes the bodies of its messages may have.
+"""The quota of an application: how many bytes its messages may have.
 
 ``Application.stored_bytes`` is never less than what the application's clients stored. A post adds to it, in the
 transaction that stores the messages if they are in the same database, and nothing subtracts.
@@ -7,7 +7,7 @@ A task measures the messages in the store, without deleted and expired ones: whe
 measurement found, and after a post was refused. A measurement visits every queue, so no post waits for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from django.conf import settings
@@ -16,7 +16,7 @@ from django.db.models import F
 
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from message_store.models import Application
-from message_store.store import BatchTooLarge, NoQueue, store
+from message_store.store import MESSAGE_OVERHEAD, BatchTooLarge, NewMessage, NoQueue, store
 
 LEASE = "quotas of the message store"
 
@@ -27,12 +27,13 @@ ALWAYS = -1
 
 
 class QuotaReached(Exception):
-    """The messages would exceed the quota. The text says what to do."""
+    """The application would have more than it may. The text says what to do."""
 
 
 @contextmanager
-def reserved(application: str, size: int) -> Iterator[None]:
-    """Count these bytes for an application, unless the block stores nothing."""
+def reserved(application: str, messages: Iterable[NewMessage]) -> Iterator[None]:
+    """Count the bytes of these messages for an application, unless the block stores nothing."""
+    size = sum(message.size + MESSAGE_OVERHEAD for message in messages)
     with transaction.atomic() if store().in_database else _subtracted_on_error(application, size):
         if _reserve(application, size):
             yield

@@ -18,6 +18,9 @@ from django.utils.module_loading import import_string
 from guardian_store import ids
 from guardian_store.ids import Place
 
+MESSAGE_OVERHEAD = 100
+"""Bytes that count for a message besides its body and content type. Its row and indexes take about so many."""
+
 
 class StoreError(Exception):
     """Base class of the errors of a store."""
@@ -66,6 +69,10 @@ class NewMessage:
     ttl: int
     content_type: str
 
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.content_type)
+
 
 class StoredMessage(NamedTuple):
     """A message in the store. Its id contains its time."""
@@ -74,6 +81,10 @@ class StoredMessage(NamedTuple):
     partition: int
     body: bytes
     content_type: str
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.content_type)
 
 
 class MessageStore(ABC):
@@ -170,11 +181,13 @@ class MessageStore(ABC):
         start: Place | None = None,
         before: int | None = None,
         limit: int,
+        max_bytes: int | None = None,
         descending: bool = False,
     ) -> list[StoredMessage]:
         """Return up to ``limit`` messages of a partition in the order of their places, or in reverse.
 
-        Reading begins at ``start``, inclusive. Messages at or after the ticks ``before`` are omitted.
+        Reading begins at ``start``, inclusive. Messages at or after the ticks ``before`` are omitted. The message with
+        which the sizes add up to ``max_bytes`` is the last one. Bodies after it are not fetched.
         """
 
     def waiting(
@@ -211,7 +224,7 @@ class MessageStore(ABC):
 
     @abstractmethod
     def stored_bytes(self, queues: Sequence[StoredQueue]) -> int:
-        """Return the bytes of the bodies of the messages in these queues. Some stores only estimate it.
+        """Return the sizes of the messages in these queues, with ``MESSAGE_OVERHEAD``. Some stores only estimate it.
 
         The cost grows with the number of messages.
         """
@@ -254,8 +267,10 @@ class MessageStore(ABC):
         """
 
     @abstractmethod
-    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
-        """Delete a consumer's positions."""
+    def delete_positions(
+        self, queue: StoredQueue, consumer: str, *, unchanged: Mapping[int, uuid.UUID] | None = None
+    ) -> None:
+        """Delete a consumer's positions, if all of them still are ``unchanged``. Otherwise raise PositionsChanged."""
 
     @abstractmethod
     def consumers(self, queue: StoredQueue) -> Iterable[str]:

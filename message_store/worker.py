@@ -11,6 +11,7 @@ from guardian_store.client import Message, NotFound, Page, Unavailable
 from guardian_store.partition_sharing import DEFAULT_DEPLOYMENT
 from guardian_store.transport import LeaseTable, Progress, Transport, WorkQueue
 from message_store import leases, queues
+from message_store.quota import QuotaReached
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
 
 
@@ -23,7 +24,7 @@ def _errors() -> Iterator[None]:
         raise NotFound(None, {"queue_name": str(error)}) from error
     except leases.NoWorker as error:
         raise NotFound(None, {"worker": str(error)}) from error
-    except (StoreUnavailable, Error) as error:
+    except (StoreUnavailable, QuotaReached, Error) as error:
         with suppress(Error):
             close_old_connections()
         raise Unavailable(None, {"storage": str(error)}) from error

@@ -2,11 +2,12 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from cassandra import ConsistencyLevel
 
 from message_store.cassandra import cql
-from message_store.cassandra.cluster import batch, translated
+from message_store.cassandra.cluster import CONCURRENCY, batch, translated
 from message_store.cassandra.names import MAX_ATTEMPTS, QueueTables
 from message_store.store import (
     PositionsChanged,
@@ -16,6 +17,17 @@ from message_store.store import (
 
 _Changes = Mapping[int, uuid.UUID | None]
 _Change = Callable[[dict[int, uuid.UUID]], _Changes]
+
+
+def _if_still(unchanged: Mapping[int, uuid.UUID] | None, change: _Change) -> _Change:
+    """Return a change that raises PositionsChanged if the positions no longer are ``unchanged``."""
+
+    def checked(known: dict[int, uuid.UUID]) -> _Changes:
+        if unchanged is not None and known != unchanged:
+            raise PositionsChanged
+        return change(known)
+
+    return checked
 
 
 class PositionTables(QueueTables):
@@ -33,15 +45,10 @@ class PositionTables(QueueTables):
         *,
         unchanged: Mapping[int, uuid.UUID] | None = None,
     ) -> None:
-        def change(known: dict[int, uuid.UUID]) -> _Changes:
-            if unchanged is not None and known != unchanged:
-                raise PositionsChanged
-            return positions
-
         if positions:
             with translated():
                 self._require(queue)
-                self._change_positions(queue, consumer, change)
+                self._change_positions(queue, consumer, _if_still(unchanged, lambda known: positions))
 
     def advance_positions(
         self, queue: StoredQueue, consumer: str, moves: Mapping[int, tuple[uuid.UUID | None, uuid.UUID]]
@@ -55,17 +62,23 @@ class PositionTables(QueueTables):
             self._require(queue)
             return set(self._change_positions(queue, consumer, change))
 
-    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
+    def delete_positions(
+        self, queue: StoredQueue, consumer: str, *, unchanged: Mapping[int, uuid.UUID] | None = None
+    ) -> None:
         with translated():
-            self._change_positions(queue, consumer, lambda known: dict.fromkeys(known))
+            self._change_positions(queue, consumer, _if_still(unchanged, dict.fromkeys))
 
     def consumers(self, queue: StoredQueue) -> Iterator[str]:
         with translated():
             if self._is_removed(queue):
                 return
-            for (consumer,) in self._connection.execute(self._connection.bind(cql.LIST_CONSUMERS, [queue.key])):
-                if self._positions(queue, consumer)[1]:
-                    yield consumer
+            bind = self._connection.bind
+            names = iter(self._connection.execute(bind(cql.LIST_CONSUMERS, [queue.key])))
+            while some := [name for (name,) in islice(names, CONCURRENCY)]:
+                reads = self._connection.execute_all(bind(cql.GET_POSITIONS, [queue.key, name]) for name in some)
+                for name, rows in zip(some, reads, strict=True):
+                    if any(message_id is not None for _, _, message_id in rows):
+                        yield name
 
     def _positions(self, queue: StoredQueue, consumer: str) -> tuple[uuid.UUID | None, dict[int, uuid.UUID]]:
         rows = list(self._connection.execute(self._connection.bind(cql.GET_POSITIONS, [queue.key, consumer])))

@@ -51,6 +51,7 @@ class Reading:
         upper: Place,
         limit: int,
         descending: bool,
+        sizes_only: bool = False,
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -59,6 +60,8 @@ class Reading:
         self._upper = upper
         self._limit = limit
         self._sign = -1 if descending else 1
+        up, down = (cql.SIZE_UP, cql.SIZE_DOWN) if sizes_only else (cql.READ_UP, cql.READ_DOWN)
+        self._statement = down if descending else up
         self._level = LEVELS[queue.consistency]
         self._heap: list[Any] = []
         self._opened = 0
@@ -103,7 +106,7 @@ class Reading:
         likely = min(not_full, default=max(levels, default=None))
         reads = [
             self._connection.bind(
-                cql.READ_UP if self._sign > 0 else cql.READ_DOWN,
+                self._statement,
                 [
                     *(self._queue.key, self._partition, entry.bucket.level, entry.bucket.start),
                     *(self._lower.ticks, self._lower.rest - SIGNED_OFFSET),

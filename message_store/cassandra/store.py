@@ -20,6 +20,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from cassandra import ConsistencyLevel
 from cassandra.query import BoundStatement
@@ -32,6 +33,7 @@ from message_store.cassandra.cql import END, START
 from message_store.cassandra.positions import PositionTables
 from message_store.cassandra.reading import LEVELS, SIGNED_OFFSET, Entry, Reading, entries_of
 from message_store.store import (
+    MESSAGE_OVERHEAD,
     BatchTooLarge,
     NewMessage,
     StoredMessage,
@@ -169,7 +171,7 @@ class CassandraStore(PositionTables):
         bucket = bucket_of(Place(ticks, rest))
         values = [
             *(queue.key, message.partition, bucket.level, bucket.start, ticks, rest - SIGNED_OFFSET, message.body),
-            *(message.content_type, now + message.ttl * TICKS_PER_SECOND, len(message.body)),
+            *(message.content_type, now + message.ttl * TICKS_PER_SECOND, message.size),
             max(message.ttl, 0) + 1,  # Cassandra's TTL is in whole seconds
         ]
         return self._connection.bind(cql.ADD_MESSAGE, values, level)
@@ -182,6 +184,7 @@ class CassandraStore(PositionTables):
         start: Place | None = None,
         before: int | None = None,
         limit: int,
+        max_bytes: int | None = None,
         descending: bool = False,
     ) -> list[StoredMessage]:
         lower, upper = Place(MIN_TICKS, 0), Place(MAX_TICKS + 1 if before is None else before, 0)
@@ -192,10 +195,16 @@ class CassandraStore(PositionTables):
                 lower = max(lower, start)
         if lower >= upper or limit < 1:
             return []
-        reading = Reading(self._connection, queue, partition, lower, upper, limit, descending)
         found = []
         with translated():
             now = self.now()
+            if max_bytes is not None:
+                # Pages of rows are fetched, of each bucket at once, so their bodies could be of any size together.
+                sizes = Reading(self._connection, queue, partition, lower, upper, limit, descending, sizes_only=True)
+                last = _last_within(sizes.messages(), max_bytes, limit, now)
+                if last is not None:
+                    lower, upper = (last, upper) if descending else (lower, _place_after(last))
+            reading = Reading(self._connection, queue, partition, lower, upper, limit, descending)
             for ticks, rest, expires, body, content_type in reading.messages():
                 if expires > now:
                     found.append(StoredMessage(id_of(ticks, rest + SIGNED_OFFSET), partition, body, content_type))
@@ -250,7 +259,7 @@ class CassandraStore(PositionTables):
         return [number for number, _ in self._sizes(queues)]
 
     def stored_bytes(self, queues: Sequence[StoredQueue]) -> int:
-        return sum(size for _, size in self._sizes(queues))
+        return sum(size + number * MESSAGE_OVERHEAD for number, size in self._sizes(queues))
 
     def _sizes(self, queues: Sequence[StoredQueue]) -> list[tuple[int, int]]:
         with translated(), ThreadPoolExecutor(CONCURRENT_READS) as threads:
@@ -340,6 +349,17 @@ class CassandraStore(PositionTables):
                 self._connection.execute_all(changes)
         except ERRORS as error:
             logger.info("Empty buckets stay in the index until the next read: %s", error)
+
+
+def _last_within(sizes: Iterable[Any], max_bytes: int, limit: int, now: int) -> Place | None:
+    """Return the place of the last message to read, or None if there are fewer, and smaller ones."""
+    number = total = 0
+    for ticks, rest, expires, size in sizes:
+        if expires > now:
+            number, total = number + 1, total + size
+        if number == limit or total >= max_bytes:
+            return Place(ticks, rest + SIGNED_OFFSET)
+    return None
 
 
 def _seconds_in_index(bucket: Bucket, lifetime: int, ticks: int) -> int:

@@ -32,6 +32,7 @@ from message_store.database.dialects import (
 )
 from message_store.models import Discarded, MessageRow, Position, PrincipalRow, QueueRow
 from message_store.store import (
+    MESSAGE_OVERHEAD,
     MessageStore,
     NewMessage,
     NoQueue,
@@ -170,6 +171,7 @@ class DatabaseStore(MessageStore):
         start: Place | None = None,
         before: int | None = None,
         limit: int,
+        max_bytes: int | None = None,
         descending: bool = False,
     ) -> list[StoredMessage]:
         # "+ 0" keeps the databases from using the index on expires, after which they would sort.
@@ -182,12 +184,18 @@ class DatabaseStore(MessageStore):
             conditions += " AND ticks < %(before)s"
             parameters["before"] = before
         order = "ticks DESC, rest DESC" if descending else "ticks, rest"
+        rows = f"FROM message_store_messagerow WHERE {conditions} ORDER BY {order} LIMIT"
+        most = "%(limit)s"
+        if max_bytes is not None:  # the databases know the length of a body without reading it
+            parameters["max_bytes"] = max_bytes
+            most = f"""(
+                SELECT count(*) FROM (
+                    SELECT sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - size AS preceding
+                    FROM (SELECT ticks, rest, length(body) + length(content_type) AS size {rows} %(limit)s) AS sizes
+                ) AS totals WHERE preceding < %(max_bytes)s
+            )"""
         with open_cursor() as cursor:
-            cursor.execute(
-                "SELECT ticks, rest, body, content_type FROM message_store_messagerow "
-                f"WHERE {conditions} ORDER BY {order} LIMIT %(limit)s",
-                parameters,
-            )
+            cursor.execute(f"SELECT ticks, rest, body, content_type {rows} {most}", parameters)
             found = cursor.fetchall()
         new = tuple.__new__  # StoredMessage(…) would take a tenth of the time of a large read
         return [
@@ -277,7 +285,8 @@ class DatabaseStore(MessageStore):
     @as_store_errors()
     def stored_bytes(self, queues: Sequence[StoredQueue]) -> int:
         contents = QueueRow.objects.filter(pk__in=[queue.key for queue in queues]).values("contents")
-        found = _live_messages().filter(contents__in=contents).aggregate(size=Sum(Length("body")))
+        size = Length("body") + Length("content_type") + MESSAGE_OVERHEAD
+        found = _live_messages().filter(contents__in=contents).aggregate(size=Sum(size))
         return found["size"] or 0
 
     def remove_expired(self, limit: int) -> int:
@@ -328,7 +337,14 @@ class DatabaseStore(MessageStore):
         return set(moved)
 
     @as_store_errors()
-    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
+    @transaction.atomic
+    def delete_positions(
+        self, queue: StoredQueue, consumer: str, *, unchanged: Mapping[int, uuid.UUID] | None = None
+    ) -> None:
+        if unchanged is not None:
+            _lock_queue(queue)
+            if _lock_positions(_positions(queue, consumer)) != dict(unchanged):
+                raise PositionsChanged
         _delete_positions(_positions(queue, consumer))
 
     @as_store_errors()

@@ -352,7 +352,13 @@ PATHS: dict[str, dict[str, Operation]] = {
             body={JSON: _ref("StoreMoves")},
             security=READERS,
         ),
-        "delete": Operation("store_delete_positions", "Delete a consumer's positions", "StoreDone", security=READERS),
+        "delete": Operation(
+            "store_delete_positions",
+            "Delete a consumer's positions",
+            "StoreDone",
+            parameters=(IF_MATCH,),
+            security=READERS,
+        ),
     },
     "/v1/{application}/consumers/{consumer}/workers/{worker}": {
         "put": Operation(

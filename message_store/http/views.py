@@ -4,6 +4,7 @@ import base64
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
@@ -44,6 +45,8 @@ BATCH_BYTES = 24 * 1024 * 1024
 MIN_MESSAGES = 2
 """The messages of a response of any size. A reader that continues from the last one gets that one again, first."""
 RETRY_AFTER_SECONDS = "5"
+WRITES = "requests that write positions or leases"
+"""They have a rate limit of their own, so that posts don't keep workers from progress."""
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +196,7 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 
 def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_post)
-    _limit_rate(stored)
+    _limit_rate(application)
     if request_parsing.media_type(request) == "application/json":
         posted = queues.post_all(stored, *request_parsing.batch(request))
     else:
@@ -208,7 +211,7 @@ def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: s
 
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_post)
-    _limit_rate(stored)
+    _limit_rate(application)
     refs = parameters.parse_ids(message_ids)
     queues.overwrite(stored, refs, _message_input(request))
     return _ok({"messages": _posted(refs)})
@@ -236,15 +239,27 @@ def _positions(request: HttpRequest, application: str, queue: str, consumer: str
 
 
 def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
-    tags = parse_etags(request.headers.get("If-Match", "*"))
-    versions = None if "*" in tags else [tag.strip('"') for tag in tags]
-    queues.set_positions(stored, consumer, request_parsing.positions(request), versions)
+    stored = _writable_positions(request, application, queue)
+    queues.set_positions(stored, consumer, request_parsing.positions(request), _versions(request))
     return _positions_of(stored, consumer)
 
 
-def _advance_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+def _writable_positions(request: HttpRequest, application: str, queue: str) -> StoredQueue:
     stored = _accessible_queue(request, application, queue, principals.may_use_positions)
+    _limit_rate(application, WRITES)
+    return stored
+
+
+def _versions(request: HttpRequest) -> list[str] | None:
+    """Return the versions of positions in If-Match, or None for any. A proxy that compresses makes a tag weak."""
+    tags = parse_etags(request.headers.get("If-Match", "*"))
+    return None if "*" in tags else [tag.removeprefix("W/").strip('"') for tag in tags]
+
+
+def _advance_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    stored = _writable_positions(request, application, queue)
+    if _versions(request) is not None:
+        raise Invalid({"If-Match": "Use PUT or DELETE with it. POST compares each position with its from"})
     return _positions_answer(queues.advance_positions(stored, consumer, request_parsing.json_object(request)))
 
 
@@ -262,8 +277,8 @@ def _positions_answer(positions: Mapping[int, uuid.UUID], **more: Any) -> HttpRe
 
 
 def _delete_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    stored = _accessible_queue(request, application, queue, principals.may_use_positions)
-    queues.delete_positions(stored, consumer)
+    stored = _writable_positions(request, application, queue)
+    queues.delete_positions(stored, consumer, _versions(request))
     return _ok({})
 
 
@@ -272,6 +287,7 @@ def _delete_positions(request: HttpRequest, application: str, queue: str, consum
 
 def _join(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
     _require_manager(request, application)
+    _limit_rate(application, WRITES)
     seconds = request_parsing.form(request).get("seconds", "")
     leases.join(application, *request_parsing.worker(consumer, worker), request_parsing.lease_seconds(seconds))
     return _ok({}, HTTPStatus.CREATED)
@@ -303,15 +319,28 @@ def _lease_table(request: HttpRequest, application: str, consumer: str, worker: 
 
 def _change_leases(request: HttpRequest, application: str, consumer: str, worker: str) -> HttpResponse:
     _require_manager(request, application)
+    _limit_rate(application, WRITES)
     named = request_parsing.worker(consumer, worker)
     given = request_parsing.json_object(request)
     to_release = request_parsing.partitions(given, "release")
-    to_acquire = request_parsing.partitions(given, "acquire")
+    to_acquire = _existing(application, request_parsing.partitions(given, "acquire"))
     leases.release(application, *named, to_release)
     by_queue: dict[str, list[int]] = {}
     for queue, number in sorted(leases.acquire(application, *named, to_acquire)):
         by_queue.setdefault(queue, []).append(number)
     return _ok({"leases": by_queue})
+
+
+def _existing(application: str, partitions: Sequence[leases.QueuePartition]) -> list[leases.QueuePartition]:
+    """Return which of these partitions exist. Raises Invalid for ``acquire`` if they are of too many queues."""
+    names = {queue for queue, _ in partitions}
+    if len(names) > queues.MAX_READ:
+        raise Invalid({"acquire": f"{len(names)} queues are more than {queues.MAX_READ}"})
+    numbers = {}
+    for name in names:
+        with suppress(NoQueue):
+            numbers[name] = queues.find(application, name).partitions
+    return [(queue, number) for queue, number in partitions if number <= numbers.get(queue, 0)]
 
 
 def _info(request: HttpRequest, application: str, queue: str) -> HttpResponse:
@@ -400,14 +429,13 @@ def _accessible_queue(
     return stored
 
 
-def _limit_rate(queue: StoredQueue) -> None:
-    """Count a request that writes messages against the limit of the queue's application.
+def _limit_rate(application: str, requests: str = "requests with messages") -> None:
+    """Count a request that writes against the limit of the application for such requests.
 
     Raises:
         RateLimitExceeded: the application reached ``MESSAGE_STORE_POSTS_PER_MINUTE``.
     """
-    most = limits.RateLimit("requests with messages", settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60)
-    limits.consume(most, queue.application)
+    limits.consume(limits.RateLimit(requests, settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60), application)
 
 
 # Serialization

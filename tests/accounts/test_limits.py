@@ -171,8 +171,12 @@ def test_an_applications_posts_a_minute_are_limited_and_reads_are_not(db, settin
     def post():
         return client.post(f"/v1/{name}/one", "hello", content_type="text/plain")
 
-    assert [post().status_code for _ in range(3)] == [201, 201, 429]
+    posted = post()
+    assert [post().status_code for _ in range(2)] == [201, 429]
     refused = post()
+    positions = {"1": posted.json()["messages"][0]["key"]}
+    path = f"/v1/{name}/one/positions/mailer"
+    assert [client.put(path, positions, "application/json").status_code for _ in range(3)] == [200, 200, 429]
     assert "Too many requests with messages: the limit is 2 within a minute" in refused.json()["error_msg"]["rate"]
     assert 1 <= int(refused["Retry-After"]) <= 60
     assert len(client.get(f"/v1/{name}/one").json()["messages"]) == 2

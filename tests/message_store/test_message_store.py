@@ -243,6 +243,21 @@ def test_a_thousand_ids_are_read_and_deleted_in_one_call(store, queue):
     assert bodies(store, queue) == ["0"]
 
 
+def test_a_read_ends_with_the_message_that_reaches_the_limit_of_bytes(store, queue, clock):
+    push(store, queue, "x" * 99, ttl=10)
+    made = push(store, queue, "1" * 20, "2" * 20, "3" * 20, "4" * 100, "5")
+    clock(11)
+
+    def read(max_bytes, limit=9, descending=False):
+        found = store.read(queue, 1, limit=limit, max_bytes=max_bytes, descending=descending)
+        return [message.id for message in found]
+
+    # The content type counts 10 bytes.
+    assert [read(most) for most in (1, 30, 31, 90, 91)] == [made[:count] for count in (1, 1, 2, 3, 4)]
+    assert (read(1000), read(90, limit=2)) == (made, made[:2])
+    assert [read(most, descending=True) for most in (1, 12, 122)] == [made[: -count - 1 : -1] for count in (1, 2, 3)]
+
+
 def test_only_the_named_messages_are_deleted(store, queue):
     one, two, three = push(store, queue, "1", "2", "3")
     (twin,) = push(store, store.register("app", "other"), "4")
@@ -310,11 +325,12 @@ def test_the_bytes_of_queues_are_those_of_their_readable_messages(store, queue, 
     store.push(second, [new("1" * 1000, ttl=60), new("7" * 20)])
     push(store, others, "12345678")
     store.delete(queue, [(1, deleted[0])])
-    assert [store.stored_bytes(some) for some in ([queue, second], [others], [])] == [1027, 8, 0]
+    # For each, 10 bytes of the content type and 100 more count.
+    assert [store.stored_bytes(some) for some in ([queue, second], [others], [])] == [1027 + 4 * 110, 8 + 110, 0]
     clock(61)
-    assert store.stored_bytes([queue, second]) == 27
+    assert store.stored_bytes([queue, second]) == 27 + 3 * 110
     store.remove("app", "second")
-    assert store.stored_bytes([queue, second]) == 7
+    assert store.stored_bytes([queue, second]) == 7 + 2 * 110
 
 
 def test_a_limit_does_not_count_what_has_expired(store, queue):
@@ -648,16 +664,19 @@ def test_one_statement_finds_waiting_partitions_without_sorting(store, queue):
 
 @DATABASE_STORE_ONLY
 @pytest.mark.parametrize("descending", [False, True])
-def test_reading_uses_the_primary_key_without_sorting(store, queue, descending):
+@pytest.mark.parametrize("max_bytes", [None, 100])
+def test_reading_uses_the_primary_key_without_sorting(store, queue, descending, max_bytes):
+    if max_bytes and connection.vendor == "sqlite":
+        pytest.skip("SQLite sorts the sizes")
     push(store, queue, "1")
     options: dict[str, Any] = {"start": Place(0, 0), "before": ids.MAX_TICKS, "limit": 10, "descending": descending}
-    plan = plan_of(lambda: store.read(queue, 1, **options))
+    plan = plan_of(lambda: store.read(queue, 1, max_bytes=max_bytes, **options))
     if connection.vendor == "sqlite":
         assert "sqlite_autoindex_message_store_messagerow_1 (contents=? AND partition=? AND (ticks,rest)" in plan
     else:
-        (condition,) = [line for line in plan.splitlines() if "Index Cond: ((contents" in line]
-        assert "(partition = 1)" in condition
-        assert "ROW(ticks,rest)" in condition
+        conditions = [line for line in plan.splitlines() if "Index Cond: ((contents" in line]
+        assert len(conditions) == (1 if max_bytes is None else 2)
+        assert all("(partition = 1)" in one and "ROW(ticks,rest)" in one for one in conditions)
 
 
 @DATABASE_STORE_ONLY

@@ -26,7 +26,7 @@ from accounts.models import AuditEntry, AuthToken, Owner
 from core.leases import lease
 from guardian_store import ids
 from guardian_store.ids import MAX_REST, Place
-from message_store import applications, parameters, principals, queues, quota, tasks
+from message_store import applications, leases, parameters, principals, queues, quota, tasks
 from message_store import store as stores
 from message_store.database.store import DatabaseStore
 from message_store.http import request_parsing, views
@@ -42,6 +42,7 @@ from tests.support.toolbox import call_before, in_parallel, raising
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
 TEXT = "text/plain"
+NESTED = "[" * 1000 + "]" * 1000
 
 
 class Program:
@@ -259,8 +260,11 @@ def test_positions_are_refused_if_they_changed_since_they_were_read(shop):
     assert refused.status_code == 412
     assert list(refused.json()["error_msg"]) == ["positions"]
     assert shop.client.get(path).json()["positions"] == {"1": first}
-    assert put({"1": second}, if_match=shop.client.get(path)["ETag"]).status_code == 200
+    assert put({"1": second}, if_match=f"W/{shop.client.get(path)['ETag']}").status_code == 200
+    assert shop.client.delete(path, headers={"if-match": read["ETag"]}).status_code == 412
     assert put({"1": third}).status_code == 200  # without the header it overwrites
+    assert shop.client.delete(path, headers={"if-match": shop.client.get(path)["ETag"]}).status_code == 200
+    assert shop.client.get(path).json()["positions"] == {}
 
 
 @ON_CASSANDRA_TOO
@@ -346,7 +350,7 @@ def test_a_workers_leases_are_free_once_it_is_removed(shop):
     assert workers(ONE, "POST") == lease(ONE, acquire={"one": [1]}) == gone
     assert workers(ONE)[0] == workers(TWO)[0] == 201
     assert lease(ONE, acquire={"three": [1, 2], "one": [1]})[1]["leases"] == {"one": [1], "three": [1, 2]}
-    assert lease(TWO, acquire={"three": [1, 2, 3]})[1]["leases"] == {"three": [3]}
+    assert lease(TWO, acquire={"three": [1, 2, 3, 4], "none": [1]})[1]["leases"] == {"three": [3]}
     assert lease(ONE, release={"three": [1, 3]})[0] == 200
     assert workers(TWO, "POST")[0] == 200
     assert shop.ok("GET", f"/consumers/mail/leases/{TWO}") == {
@@ -434,6 +438,8 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("POST", "/one", {"messages": [{"body": "*", "encoding": "base64"}]}, {}, 400, {"0.body": "Not valid base64"}),
     ("POST", "/one", {"messages": [{"body": "x", "encoding": "rot13"}]}, {}, 400,
      {"0.encoding": '"rot13" is not one of base64'}),
+    ("POST", "/one", f'{{"messages": [{{"body": "x", "ttl": {NESTED}}}, {{"body": "x", "encoding": {NESTED}}}]}}',
+     {"content_type": JSON}, 400, {"0.ttl": '"list" is not a number', "1.encoding": '"list" is not one of base64'}),
     ("POST", "/one", {"messages": [{"body": "x", "content_type": "a\nb"}]}, {}, 400,
      {"0.content_type": '"a\\x0ab" is not a content type'}),
     ("PUT", f"/one/{ID}", "", {}, 400, {"body": "Required"}),
@@ -449,6 +455,8 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("PUT", "/one/positions/mail", {"1": 5}, {}, 400, {"1": '"5" is not a message id'}),
     ("GET", "/one/positions/mail?waiting=2", "", {}, 400, {"waiting": "2 is greater than maximum value 1"}),
     ("POST", "/one/positions/mail", {"1": ID}, {}, 400, {"1": "Must be an object with from and to"}),
+    ("POST", "/one/positions/mail", {"1": {"from": None, "to": ID}}, {"if_match": '"x"'}, 400,
+     {"If-Match": "Use PUT or DELETE with it. POST compares each position with its from"}),
     ("POST", "/one/positions/mail", {"1": {"from": None, "to": None}}, {}, 400, {"1": '"None" is not a message id'}),
     ("PUT", "/consumers/c/workers/1", "seconds=15", {}, 400, {"worker": "Must be a UUID in 32 hex digits"}),
     ("PUT", f"/consumers/c/workers/{ONE}", "seconds=nan", {}, 400, {"seconds": "Must be a number from 1 to 3600"}),
@@ -516,29 +524,34 @@ def test_a_body_over_the_limit_is_413(shop, settings):
 
 @pytest.fixture
 def small_quota(settings):
-    """Let an application store 100 bytes."""
-    settings.MESSAGE_STORE_MAX_BYTES = 100
+    """Let an application store 1000 bytes."""
+    settings.MESSAGE_STORE_MAX_BYTES = 1000
+
+
+def of(size, content_type=TEXT):
+    """Return the body of a message that counts so many bytes."""
+    return "x" * (size - stores.MESSAGE_OVERHEAD - len(content_type))
 
 
 @ON_CASSANDRA_TOO
 def test_messages_past_the_quota_are_refused_with_the_number(shop, small_quota):
-    shop.post("/one", "x" * 60)
-    shop.post("/three", "x" * 40)
+    shop.post("/one", of(600))
+    shop.post("/three", of(400))
     status, answer = shop.ask("POST", "/one", "x", TEXT)
     assert (status, list(answer["error_msg"])) == (400, ["quota"])
-    assert "more than 100 bytes" in answer["error_msg"]["quota"]
+    assert "more than 1000 bytes" in answer["error_msg"]["quota"]
     assert shop.ask("PUT", f"/one/{ID}", "x", TEXT)[0] == 400
-    assert shop.bodies("/one") == ["x" * 60]
+    assert shop.bodies("/one") == [of(600)]
     other = Program("other")
     other.ok("POST", "", "queue_name=one")
-    other.post("/one", "x" * 100)
+    other.post("/one", of(1000))
 
 
 def test_a_batch_past_the_quota_is_refused_as_a_whole_and_does_not_count(shop, small_quota):
     for _ in range(5):
-        assert shop.ask("POST", "/one", {"messages": [{"body": "x" * 60}, {"body": "x" * 60}]})[0] == 400
+        assert shop.ask("POST", "/one", {"messages": [{"body": of(501, "")}, {"body": of(500, "")}]})[0] == 400
     assert shop.bodies("/one") == []
-    shop.ok("POST", "/one", {"messages": [{"body": "x" * 50}, {"body": "x" * 50}]})
+    shop.ok("POST", "/one", {"messages": [{"body": of(500, "")}, {"body": of(500, "")}]})
 
 
 @ON_CASSANDRA_TOO
@@ -546,15 +559,15 @@ def test_a_batch_past_the_quota_is_refused_as_a_whole_and_does_not_count(shop, s
     "delete", [lambda shop, key: f"/one/{key}", lambda shop, key: "/one"], ids=["message", "queue"]
 )
 def test_deleted_messages_make_room_when_the_task_has_measured(shop, small_quota, delete):
-    key = shop.post("/one", "x" * 100)
+    key = shop.post("/one", of(1000))
     tasks.measure_applications()
     shop.ok("DELETE", delete(shop, key))
     with lease(quota.LEASE):  # one process measures at a time
         tasks.measure_applications()
-    status, answer = shop.ask("POST", "/three", "x" * 100, TEXT)
+    status, answer = shop.ask("POST", "/three", of(1000), TEXT)
     assert (status, "subtracted within a minute" in answer["error_msg"]["quota"]) == (400, True)
     tasks.measure_applications()
-    shop.post("/three", "x" * 100)
+    shop.post("/three", of(1000))
 
 
 def test_an_application_is_measured_when_half_of_its_room_is_used(shop, small_quota, monkeypatch):
@@ -564,13 +577,13 @@ def test_an_application_is_measured_when_half_of_its_room_is_used(shop, small_qu
         tasks.measure_applications()
         return Application.objects.get(name="shop").stored_bytes
 
-    kept = [shop.post(queue, "x" * 20) for queue in ("/one", "/three")]
-    assert counted() == 40
+    kept = [shop.post(queue, of(200)) for queue in ("/one", "/three")]
+    assert counted() == 400
     shop.ok("DELETE", f"/one/{kept[0]}")
-    shop.post("/one", "x" * 30)
-    assert counted() == 70
-    shop.post("/one", "x")
-    assert counted() == 51
+    shop.post("/one", of(300))
+    assert counted() == 700
+    shop.post("/one", of(120))
+    assert counted() == 620
 
 
 @ON_CASSANDRA_TOO
@@ -595,9 +608,27 @@ def test_without_a_quota_bytes_are_counted_for_the_day_that_there_is_one(shop, s
 def test_concurrent_posts_do_not_exceed_the_quota(small_quota):
     shop = Program()
     shop.ok("POST", "", "queue_name=one&partitions=8")
-    statuses = in_parallel(*[lambda: shop.ask("POST", "/one", "x" * 30, TEXT)[0]] * 8)
+    statuses = in_parallel(*[lambda: shop.ask("POST", "/one", of(300), TEXT)[0]] * 8)
     assert sorted(statuses) == [201] * 3 + [400] * 5
-    assert store().stored_bytes(store().queues("shop")) == 90
+    assert store().stored_bytes(store().queues("shop")) == 900
+
+
+@ON_CASSANDRA_TOO
+def test_a_queue_has_a_limited_number_of_consumers_and_an_application_of_workers(shop, monkeypatch):
+    monkeypatch.setattr(queues, "MAX_CONSUMERS", 1)
+    monkeypatch.setattr(leases, "MAX_WORKERS", 1)
+
+    def move(consumer):
+        return shop.ask("POST", f"/one/positions/{consumer}", {"1": {"from": None, "to": ID}})[0]
+
+    def place(consumer):
+        return shop.ask("PUT", f"/one/positions/{consumer}", f"1={ID}")[0]
+
+    assert [place("a"), place("a"), place("b"), move("a"), move("b")] == [200, 200, 400, 200, 400]
+    shop.ok("DELETE", "/one/positions/a")
+    assert [move("b"), place("a")] == [200, 400]
+    workers = [f"/consumers/{consumer}/workers/{worker}" for consumer, worker in (("a", ONE), ("a", ONE), ("b", TWO))]
+    assert [shop.ask("PUT", path, "seconds=15")[0] for path in workers] == [201, 201, 400]
 
 
 # Responses
