@@ -10,7 +10,7 @@ _NAMES = (
 )
 """Names of fields with a secret, or the ends of such names."""
 
-_NAME = re.compile(rf"(?:{_NAMES}|token)$", re.IGNORECASE)
+_NAME = re.compile(rf"(?:{_NAMES}|token|authorization)$", re.IGNORECASE)
 
 
 def _in_address(found: re.Match[str]) -> str:

@@ -2,8 +2,6 @@
 
 The API, the pages and the worker call these functions instead of the store. ``principals.py`` has the permissions.
 Numbers may be given as text: ``"4"``. Clients compare the error texts.
-
-Longer than 500 lines, because queues, messages and positions share their validation.
 """
 
 import hashlib
@@ -11,6 +9,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -317,7 +316,9 @@ def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any
 
 def _require_room(queue: StoredQueue, consumer: str) -> None:
     """Raise QuotaReached if the queue has ``MAX_CONSUMERS`` other consumers, and this one has no positions yet."""
-    if not store().positions(queue, consumer) and len(list(store().consumers(queue))) >= MAX_CONSUMERS:
+    if store().positions(queue, consumer):
+        return
+    if len(list(islice(store().consumers(queue), MAX_CONSUMERS))) == MAX_CONSUMERS:
         raise quota.QuotaReached(f"The queue has positions of {MAX_CONSUMERS} consumers. Delete those of some")
 
 

@@ -2,11 +2,12 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from cassandra import ConsistencyLevel
 
 from message_store.cassandra import cql
-from message_store.cassandra.cluster import batch, translated
+from message_store.cassandra.cluster import CONCURRENCY, batch, translated
 from message_store.cassandra.names import MAX_ATTEMPTS, QueueTables
 from message_store.store import (
     PositionsChanged,
@@ -72,11 +73,12 @@ class PositionTables(QueueTables):
             if self._is_removed(queue):
                 return
             bind = self._connection.bind
-            names = [name for (name,) in self._connection.execute(bind(cql.LIST_CONSUMERS, [queue.key]))]
-            reads = (bind(cql.GET_POSITIONS, [queue.key, name]) for name in names)
-            for name, rows in zip(names, self._connection.execute_all(reads), strict=True):
-                if any(message_id is not None for _, _, message_id in rows):
-                    yield name
+            names = iter(self._connection.execute(bind(cql.LIST_CONSUMERS, [queue.key])))
+            while some := [name for (name,) in islice(names, CONCURRENCY)]:
+                reads = self._connection.execute_all(bind(cql.GET_POSITIONS, [queue.key, name]) for name in some)
+                for name, rows in zip(some, reads, strict=True):
+                    if any(message_id is not None for _, _, message_id in rows):
+                        yield name
 
     def _positions(self, queue: StoredQueue, consumer: str) -> tuple[uuid.UUID | None, dict[int, uuid.UUID]]:
         rows = list(self._connection.execute(self._connection.bind(cql.GET_POSITIONS, [queue.key, consumer])))

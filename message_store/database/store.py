@@ -191,8 +191,8 @@ class DatabaseStore(MessageStore):
             most = f"""(
                 SELECT count(*) FROM (
                     SELECT sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - size AS preceding
-                    FROM (SELECT ticks, rest, length(body) + length(content_type) AS size {rows} %(limit)s) AS some
-                ) AS added WHERE preceding < %(max_bytes)s
+                    FROM (SELECT ticks, rest, length(body) + length(content_type) AS size {rows} %(limit)s) AS sizes
+                ) AS totals WHERE preceding < %(max_bytes)s
             )"""
         with open_cursor() as cursor:
             cursor.execute(f"SELECT ticks, rest, body, content_type {rows} {most}", parameters)

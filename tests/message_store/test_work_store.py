@@ -133,6 +133,9 @@ def database_leases(seconds=10):
     return StoreLeases(StoreTransport("shop"), "mailer", seconds)
 
 
+ODD_NAME = "ö,'\"{}%"
+
+
 @pytest.fixture(params=["database", "http", "zookeeper"])
 def coordination(request, transactional_db):
     """Return a function that creates a worker's leases."""
@@ -143,6 +146,8 @@ def coordination(request, transactional_db):
         if request.param == "database":
             made.append(StoreLeases(StoreTransport(application), consumer, seconds))
         elif request.param == "http":
+            for queue, partitions in (("orders", 6), (ODD_NAME, 200)):
+                queues.create(application, queue, partitions=partitions)
             made.append(StoreLeases(over_http(application), consumer, seconds))
         else:
             hosts = request.getfixturevalue("private_zookeeper").hosts
@@ -178,7 +183,7 @@ def test_a_partition_has_one_worker_and_moves_when_released(coordination):
 
 
 def test_workers_of_another_application_have_separate_shares(coordination):
-    odd = [Partition("default", "ö,'\"{}%", number) for number in (199, 200)]
+    odd = [Partition("default", ODD_NAME, number) for number in (199, 200)]
     shop, other = coordination(), coordination("other")
     assert take_shares([shop]) == [6]
     assert take_shares([other], odd) == [2]
@@ -246,6 +251,7 @@ def test_a_late_worker_keeps_leases_that_nobody_acquired(transactional_db, monke
 
 
 def test_a_release_that_is_executed_late_takes_no_partition_from_its_worker(database_store, live_server, over_http):
+    queues.create("shop", "orders", partitions=6)
     with Proxy.before(live_server.url) as proxy:
         first = StoreLeases(over_http(address=proxy.url(live_server.url)), "mailer", 600)
         first.join()
