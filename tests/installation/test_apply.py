@@ -255,10 +255,12 @@ def test_prune_removes_what_apply_created_with_its_queues(apply, name, managemen
     assert apply(text, "--prune")[0] == 0
 
 
-def test_the_brake_blocks_the_removal_of_too_much(apply, settings):
-    settings.GUARDIAN_DELETE_BRAKE = 1
+def test_a_removal_needs_the_digest_of_the_plan_and_the_brake_limits_it(apply, settings):
     apply(OWNERS + "applications: [a, b]")
     code, output = apply(OWNERS, "--prune")
+    assert (code, Application.objects.count()) == (2, 2)
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    code, output = apply(OWNERS, "--prune", "--yes", digest_in(output))
     assert (code, Application.objects.count()) == (3, 2)
     assert "The brake blocks the removal of 2 of 2 applications; at most 1 are allowed." in output
     assert apply(OWNERS, "--prune", "--dry-run")[0] == 3

@@ -10,7 +10,7 @@ from core.confirmation import Effect
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from installation import consequences, present, reading
 from installation.applying import Applier
-from installation.planning import Plan, make_plan
+from installation.planning import Do, Plan, make_plan
 from installation.resources import InvalidFile, State, Wanted
 from installation.revision import revision
 from rabbit.errors import BrokerError
@@ -103,8 +103,10 @@ class Command(BaseCommand):
         if given and given != digest and plan.changes:
             self.stderr.write(f"Nothing was done: the digest {given} is not that of this plan. Read it again.")
             return False
-        if effect.queues and not given:
-            self.stderr.write(f"Nothing was done. To delete these queues, add --yes {digest}")
+        if not given and (effect.queues or any(change.do is Do.REMOVE for change in plan.changes)):
+            self.stderr.write(
+                f"Nothing was done. The plan deletes or removes something: to confirm it, add --yes {digest}"
+            )
             return False
         return True
 
