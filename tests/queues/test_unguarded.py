@@ -60,7 +60,7 @@ def test_a_name_with_a_nul_is_readable_on_pages_and_in_the_audit_trail_and_exact
     assert admin.post(f"/queues/{queue.uuid}/limits/", {"max_length": "50"}).status_code == 302
     assert admin.post(f"/queues/{queue.uuid}/delete/", {"typed": SHOWN}).status_code == 302
     assert queue_names(management, guarded) == set()
-    entries = AuditEntry.objects.filter(object_pk=queue.pk)
+    entries = AuditEntry.objects.filter(content_type__model="queue", object_pk=queue.pk)
     assert {entry.object_repr for entry in entries} == {f"{SHOWN} in {guarded}"}
 
 
