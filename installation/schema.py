@@ -1,4 +1,4 @@
-"""The form of a file, as a JSON Schema. ``make docs`` writes it to ``docs/installation.schema.json``."""
+"""The form of a file, as a JSON Schema. ``make docs`` writes it to ``docs/examples/installation.schema.json``."""
 
 from typing import Any
 

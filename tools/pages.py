@@ -23,7 +23,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 DECLARATIONS = PROJECT / "guardian_site" / "own_settings.py"
 EXAMPLE = PROJECT / ".env.example"
 PAGE = PROJECT / "docs" / "settings.md"
-SCHEMA = PROJECT / "docs" / "installation.schema.json"
+SCHEMA = PROJECT / "docs" / "examples" / "installation.schema.json"
 
 PUBLIC_MODULES: dict[str, Sequence[str]] = {
     "guardian-consumers": ("django", "headers", "metrics", "names"),
@@ -121,7 +121,7 @@ def settings_page() -> str:
 
 
 def schema_of_installations() -> str:
-    """Return ``docs/installation.schema.json``."""
+    """Return ``docs/examples/installation.schema.json``."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
     django.setup()  # the schema's limits are those of models
     schema = import_module("installation.schema").SCHEMA

@@ -21,7 +21,7 @@ from notifications import kinds
 from notifications.kinds import Obsolete
 from notifications.mails import compose
 from notifications.models import Notification
-from rabbit.names import readable
+from rabbit.names import INVISIBLE, readable
 from tests.support.plugin import ROOT
 from tests.support.toolbox import stored_queue
 
@@ -323,9 +323,11 @@ def test_no_queue_name_breaks_a_header_or_adds_a_tag_to_the_html(name):
 
 
 @given(names)
-def test_a_readable_name_is_printable_and_a_printable_one_is_unchanged(name):
-    assert readable(name).isprintable()
-    assert readable(name) == name or not name.isprintable()
+def test_a_readable_name_is_printable_and_a_visible_one_is_unchanged(name):
+    shown = readable(name)
+    assert shown.isprintable()
+    assert not INVISIBLE.search(shown)
+    assert shown == name or not name.isprintable() or INVISIBLE.search(name)
 
 
 @pytest.mark.parametrize(
