@@ -98,7 +98,7 @@ GUARDIAN_THRESHOLD_POLICY = read("GUARDIAN_THRESHOLD_POLICY", str, "static")
 most memory are lower."""
 
 GUARDIAN_QUIET_SECONDS = read("GUARDIAN_QUIET_SECONDS", int, "900", least=0, most=604_800)
-"""Seconds after a warning in which further changes of the queue are folded into one message; 0: none are."""
+"""Seconds after a warning in which further changes of the queue are merged into one message; 0: none are."""
 
 GUARDIAN_REMINDER_HOURS = read("GUARDIAN_REMINDER_HOURS", int, "24", least=0, most=8760)
 """Hours after which owners are notified again of a queue that is still over its warning threshold, at least 24; 0: they

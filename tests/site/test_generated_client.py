@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -25,7 +26,8 @@ from tests.support.api import keeping_connections
 
 pytestmark = pytest.mark.slow
 
-PACKAGE = "generated_guardian_client"
+PACKAGE = "guardian_client"
+"""The name that the generator derives from the title of the schema."""
 
 OPERATIONS = {
     described["operationId"]: (path, method, described)
@@ -118,6 +120,15 @@ def test_a_generated_client_reads_every_answer_of_the_rest_api(world, management
     assert not wrong, "\n".join(wrong)
     owner = rest_client(package, world, "owner", "all")  # whose request lacks the name in that table
     send("pulse_users_close_connection", owner, 404, username=PULSE_USER, name="127.0.0.1:1 -> …")
+
+
+def test_the_documented_program_prints_the_queues_of_the_owner(world, package, monkeypatch, capsys):  # noqa: F811
+    text = (Path(__file__).resolve().parents[2] / "docs" / "owners.md").read_text()
+    [code] = re.findall(rf"^```python\n(from {PACKAGE} .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    in_process = partial(package.AuthenticatedClient, httpx_args={"transport": httpx.WSGITransport(application)})
+    monkeypatch.setattr(package, "AuthenticatedClient", in_process)
+    exec(code, {"GUARDIAN": "http://testserver", "TOKEN": world.keys["owner", "read"]})
+    assert f"queue/{PULSE_USER}/builds " in capsys.readouterr().out
 
 
 def test_a_generated_client_uses_a_queue_of_the_message_store(world, package):  # noqa: F811
