@@ -396,12 +396,10 @@ class PulseUser(models.Model):
 
 class InvitationQuerySet(models.QuerySet["Invitation"]):
     def open(self) -> "InvitationQuerySet":
-        """Return the invitations that can be accepted: neither answered nor expired, and the inviter is an owner."""
-        inviter_owns = PulseUser.owners.through.objects.filter(
-            pulseuser=models.OuterRef("pulse_user"), owner=models.OuterRef("inviter")
-        )
+        """Return the invitations that can be accepted: neither answered nor expired, of an owner who has access."""
         return self.filter(
-            models.Exists(inviter_owns),
+            models.Q(inviter__vouched=True) | models.Q(inviter__is_staff=True),
+            inviter__pulse_users=models.F("pulse_user"),
             inviter__is_active=True,
             pulse_user__removing_since=None,
             closed_at=None,

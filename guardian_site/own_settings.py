@@ -23,8 +23,8 @@ SECRET_KEY = read("SECRET_KEY", str, "insecure-and-for-debugging-only" if DEBUG 
 """A long random secret. Required unless DEBUG is true. `make setup` creates one."""
 
 GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", url, "http://127.0.0.1:8000", schemes=("http", "https"))
-"""The address of Guardian: scheme and host, without a path. With https://, Guardian redirects to HTTPS and sets HSTS
-and Secure cookies."""
+"""The address of Guardian: scheme and host, without a path. With https://, Guardian redirects to HTTPS, and sets
+Secure cookies and HSTS: browsers use only HTTPS for this host, not for its subdomains, for a year."""
 
 uses_https = GUARDIAN_BASE_URL.startswith("https://")
 

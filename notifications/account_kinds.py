@@ -168,6 +168,7 @@ def _owner_left(notification: Notification) -> Content:
     else:
         next_ = f"The password was changed since. {who} can't connect any more."
         advice = "If your clients can't connect, ask another owner for the new password, or set one."
+    next_ += " The notification addresses that they added were removed."
     return Content(
         subject=f"{subject}: {'set a new password' if exposed else 'the password was changed'}",
         happened=happened,

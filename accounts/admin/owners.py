@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 
 from accounts import queue_effects
 from accounts.access import tokens, vouching
-from accounts.models import AuthToken, Owner, PulseUser, Vouching
+from accounts.models import AuthToken, Owner, PulseUser, SignInLink, Vouching
 from accounts.pages.forms import WithdrawForm
 from accounts.pulse_users import ownership, withdrawal
 from core.admin import (
@@ -73,6 +73,11 @@ class OwnerAdmin(AuditedAdmin):
         """Keep operators from locking themselves out. Another operator can do it, and undo it."""
         return [*self.readonly_fields, *(["is_staff", "is_active"] if obj == request.user else [])]
 
+    def get_form(self, request: HttpRequest, obj: Owner | None = None, change: bool = False, **options: Any) -> Any:
+        """Say what a change of the address ends."""
+        text = "A change signs the owner out everywhere. Tokens stay valid: revoke them if the owner is another person."
+        return super().get_form(request, obj, change, help_texts={"email": text} if change else None, **options)
+
     def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
         """Save only the changed fields, because another request may have changed ``vouched``."""
         deactivates = change and "is_active" in form.changed_data and not obj.is_active
@@ -84,6 +89,11 @@ class OwnerAdmin(AuditedAdmin):
             deactivation.require_confirmed(queue_effects.of_agents(obj))
         # To the form, an address that was stored in an older form is unchanged; cleaning has normalized it.
         changed = {*form.changed_data, *(["email"] if obj.email != form.initial.get("email") else [])}
+        if change and "email" in changed:
+            obj.set_unusable_password()  # nobody has one; sessions end when it changes
+            changed.add("password")
+            SignInLink.objects.filter(owner=obj).delete()
+            SocialAccount.objects.filter(user=obj).delete()
         if not change:
             obj.save()
         elif changed:

@@ -1,6 +1,7 @@
 """Invitations to own a Pulse user: nobody becomes responsible for queues without consent.
 
-An invitation is open for seven days, while its inviter owns the Pulse user. Only the invitee can answer it.
+An invitation is open for seven days, while its inviter owns the Pulse user and has access. Only the invitee can answer
+it.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,14 @@ from django.utils import timezone
 from accounts import audit, signals
 from accounts.access import quotas, vouching
 from accounts.models import INVITATION_LIFETIME, Invitation, InvitationQuerySet, Owner, PulseUser
+from core import limits
 from core.refusals import Refusal
 
 MIN_INVITATION_INTERVAL = timedelta(days=1)
 """Limits the mails to a person who declines, whatever the owners of a Pulse user do."""
+
+TO_PERSON = limits.RateLimit("invitations to this person", 20, 3600)
+"""This limits the mails of owners who delete and create Pulse users."""
 
 
 def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
@@ -26,6 +31,7 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
 
     Raises:
         Refusal: an earlier invitation was declined or withdrawn less than a day ago.
+        RateLimitExceeded: this person gets too many.
     """
     are_open = set(pulse_user.invitations.open().values_list("invitee", flat=True))
     earlier = pulse_user.invitations.filter(invitee__in=invitees).select_related("invitee")
@@ -40,6 +46,8 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
     new = [invitee for invitee in invitees if invitee.pk not in are_open]
     if not new:
         return
+    for invitee in new:
+        limits.consume(TO_PERSON, str(invitee.pk))
     pulse_user.invitations.filter(invitee__in=new).delete()
     created = Invitation.objects.bulk_create(
         [Invitation(pulse_user=pulse_user, invitee=invitee, inviter=by) for invitee in new]

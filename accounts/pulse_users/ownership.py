@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from accounts import signals
 from accounts.access import vouching
-from accounts.models import Owner, PulseUser, normalize_address, owners_by_address
+from accounts.models import Invitation, NotificationAddress, Owner, PulseUser, normalize_address, owners_by_address
 from accounts.pulse_users import addresses, invitations
 from core.refusals import Refusal
 
@@ -143,19 +143,24 @@ def assigned(pulse_users: Mapping[Owner, Sequence[PulseUser]], by: Owner | None)
 
 def departed(owners: Sequence[Owner], pulse_users: Sequence[PulseUser], by: Owner | None) -> None:
     """Record that owners left Pulse users or were removed, in the transaction that removed them."""
-    _expose_passwords(pulse_users)
+    _end_influence(owners, pulse_users)
     signals.owners_left.send(PulseUser, owners=owners, pulse_users=pulse_users, by=by)
 
 
 def deactivated(owner: Owner, by: Owner) -> None:
     """Record that an owner was deactivated, in the transaction that did it. The Pulse users stay theirs."""
     if pulse_users := list(owner.pulse_users.order_by("username")):
-        _expose_passwords(pulse_users)
+        _end_influence([owner], pulse_users)
         signals.owner_deactivated.send(PulseUser, owner=owner, pulse_users=pulse_users, by=by)
 
 
-def _expose_passwords(pulse_users: Sequence[PulseUser]) -> None:
-    """Mark the passwords as known to a person who must not use them any more."""
+def _end_influence(owners: Sequence[Owner], pulse_users: Sequence[PulseUser]) -> None:
+    """Delete open invitations and notification addresses of these owners, who may not use the Pulse users any more.
+
+    Mark the passwords as exposed, because the owners may know them.
+    """
+    Invitation.objects.filter(pulse_user__in=pulse_users, inviter__in=owners, closed_at=None).delete()
+    NotificationAddress.objects.filter(pulse_user__in=pulse_users, added_by__in=owners).delete()
     PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(password_exposed_at=timezone.now())
 
 

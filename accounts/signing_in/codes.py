@@ -151,8 +151,8 @@ class CodeView(allauth_private.EnterCodeView):
         return HttpResponseRedirect(request.get_full_path())
 
     def form_valid(self, form: CodeForm) -> HttpResponse:
-        """Sign in, unless the owner no longer exists."""
-        if self.user is None:
+        """Sign in, unless the owner no longer exists or has another address now, which the code does not prove."""
+        if self.user is None or comparable(self.user.email) != comparable(self.address):
             self.abort()
             return self.restart()
         return super().form_valid(form)

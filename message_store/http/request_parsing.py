@@ -19,6 +19,7 @@ from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils.http import parse_etags
 
 from core import body_timeout
 from message_store.parameters import (
@@ -315,3 +316,15 @@ def _read(stream: Any, length: int) -> bytes:
         chunks.append(chunk)
         length -= len(chunk)
     return b"".join(chunks)
+
+
+def versions(request: HttpRequest) -> list[str] | None:
+    """Return the versions of positions in If-Match, or None for any. A proxy that compresses makes a tag weak."""
+    tags = parse_etags(request.headers.get("If-Match", "*"))
+    return None if "*" in tags else [tag.removeprefix("W/").strip('"') for tag in tags]
+
+
+def message_input(request: HttpRequest) -> MessageInput:
+    headers = request.META
+    ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
+    return MessageInput(body(request), ttl, partition, content_type(request))

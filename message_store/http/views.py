@@ -13,7 +13,6 @@ import orjson
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
-from django.utils.http import parse_etags
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -26,7 +25,6 @@ from message_store import applications, leases, parameters, principals, queues
 from message_store.http import request_parsing
 from message_store.parameters import Invalid, MessageRef
 from message_store.principals import ANONYMOUS, Caller
-from message_store.queues import MessageInput
 from message_store.quota import QuotaReached
 from message_store.store import (
     BatchTooLarge,
@@ -200,7 +198,7 @@ def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     if request_parsing.media_type(request) == "application/json":
         posted = queues.post_all(stored, *request_parsing.batch(request))
     else:
-        posted = [queues.post(stored, _message_input(request))]
+        posted = [queues.post(stored, request_parsing.message_input(request))]
     return _ok({"messages": _posted(posted)}, HTTPStatus.CREATED)
 
 
@@ -213,7 +211,7 @@ def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: 
     stored = _accessible_queue(request, application, queue, principals.may_post)
     _limit_rate(application)
     refs = parameters.parse_ids(message_ids)
-    queues.overwrite(stored, refs, _message_input(request))
+    queues.overwrite(stored, refs, request_parsing.message_input(request))
     return _ok({"messages": _posted(refs)})
 
 
@@ -240,7 +238,7 @@ def _positions(request: HttpRequest, application: str, queue: str, consumer: str
 
 def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _writable_positions(request, application, queue)
-    queues.set_positions(stored, consumer, request_parsing.positions(request), _versions(request))
+    queues.set_positions(stored, consumer, request_parsing.positions(request), request_parsing.versions(request))
     return _positions_of(stored, consumer)
 
 
@@ -250,15 +248,9 @@ def _writable_positions(request: HttpRequest, application: str, queue: str) -> S
     return stored
 
 
-def _versions(request: HttpRequest) -> list[str] | None:
-    """Return the versions of positions in If-Match, or None for any. A proxy that compresses makes a tag weak."""
-    tags = parse_etags(request.headers.get("If-Match", "*"))
-    return None if "*" in tags else [tag.removeprefix("W/").strip('"') for tag in tags]
-
-
 def _advance_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _writable_positions(request, application, queue)
-    if _versions(request) is not None:
+    if request_parsing.versions(request) is not None:
         raise Invalid({"If-Match": "Use PUT or DELETE with it. POST compares each position with its from"})
     return _positions_answer(queues.advance_positions(stored, consumer, request_parsing.json_object(request)))
 
@@ -278,7 +270,7 @@ def _positions_answer(positions: Mapping[int, uuid.UUID], **more: Any) -> HttpRe
 
 def _delete_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     stored = _writable_positions(request, application, queue)
-    queues.delete_positions(stored, consumer, _versions(request))
+    queues.delete_positions(stored, consumer, request_parsing.versions(request))
     return _ok({})
 
 
@@ -458,12 +450,6 @@ def _settings_of(queue: StoredQueue) -> dict[str, Any]:
 
 def _details(queue: StoredQueue) -> dict[str, Any]:
     return {**_settings_of(queue), "application": queue.application, "created": queue.created.timestamp()}
-
-
-def _message_input(request: HttpRequest) -> MessageInput:
-    headers = request.META
-    ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
-    return MessageInput(request_parsing.body(request), ttl, partition, request_parsing.content_type(request))
 
 
 def _message(message: StoredMessage) -> dict[str, Any]:

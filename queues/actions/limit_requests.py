@@ -110,7 +110,10 @@ def answer(changed: Iterable[Queue], by: Owner | None) -> None:
 
 
 def _notify(request: QueueEvent, by: Owner | None, decision: dict[str, object]) -> None:
-    if request.by is not None and request.queue is not None:
+    """Notify who asked, if they can still sign in and see the queue."""
+    if request.by is None or request.queue is None or not request.by.is_active:
+        return
+    if Queue.objects.seen_by(request.by).filter(pk=request.queue.pk).exists():
         who = by.email if by else "An operator"
         facts = {**_named(request.queue), "wanted": request.details["wanted"], "by": who, **decision}
         enqueue.enqueue([Notice(kinds.LIMIT_ANSWER, facts, recipients=[request.by.email])], timezone.now())

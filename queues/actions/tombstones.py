@@ -1,7 +1,7 @@
 """Record queues as gone that Guardian deleted with their Pulse user, vhost or registration.
 
-Otherwise the next list would count as too short. Each function takes three statements for any number of queues, and
-writes the same rows as a pass.
+Otherwise the next list would count as too short. Each function takes three statements for any number of queues (those
+of a Pulse user seven), and writes the same rows as a pass.
 """
 
 from collections.abc import Collection
@@ -13,12 +13,31 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from core import bulk
-from queues.models import Queue, QueueEvent
+from queues.models import Move, Queue, QueueEvent, QueueSample
 from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
 from rabbit.snapshot import length_of
 
 UNREGISTERED = {"why": "unregistered"}
 WITH_VHOST = {"why": "vhost"}
+
+OF_OWNERS: dict[str, Any] = {
+    "warn_length": None,
+    "max_length": None,
+    "unbounded": False,
+    "limits_until": None,
+    "limits_before": None,
+    "limits_phase": "",
+    "notified_state": Queue.State.OK,
+    "quiet_until": None,
+    "recovery_notified": False,
+    "merged": 0,
+    "reminded_at": None,
+    "acknowledged_at": None,
+    "acknowledged_by": None,
+    "unattended_notified_at": None,
+    "stalled_notified_at": None,
+}
+"""The columns with what owners chose for a queue, or know of it, as of a new queue."""
 
 
 def forget(names: Collection[tuple[str, str]]) -> int:
@@ -39,9 +58,18 @@ def forget_vhost(vhost: str) -> int:
 def forget_queues_of(pulse_user: PulseUser) -> int:
     """Record that all queues of a Pulse user were deleted with it, and return their number.
 
-    Call it before the Pulse user's row is deleted: then its queues lose their owner.
+    Another person may create a Pulse user of this name, and gets these rows with the queues. So they lose their limits
+    and their history. Operators find the events by the queue's name. Call it before the Pulse user's row is deleted:
+    then its queues lose their owner.
     """
-    return _forget(Q(pulse_user=pulse_user), {"with": pulse_user.username})
+    with transaction.atomic():
+        number = _forget(Q(pulse_user=pulse_user), {"with": pulse_user.username})
+        Queue.objects.filter(pulse_user=pulse_user).update(**OF_OWNERS)
+        QueueSample.objects.filter(queue__pulse_user=pulse_user).delete()
+        Move.objects.filter(queue__pulse_user=pulse_user).delete()
+        events = QueueEvent.objects.filter(queue__pulse_user=pulse_user)
+        events.exclude(kind=QueueEvent.Kind.REMOVED, by=None).update(queue=None)
+    return number
 
 
 def figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:

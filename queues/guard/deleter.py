@@ -33,6 +33,7 @@ from queues.archives.outcomes import Removed
 from queues.guard import destroying, recording, registered
 from queues.guard.deleter_threads import deleter_threads, end_thread, keep_connection
 from queues.guard.destroying import InUse, NotSent, Target, WithinLimit
+from queues.guard.earlier_settings import is_another_broker
 from queues.guard.facts import Facts
 from queues.guard.pass_run import guarded_vhosts, rules
 from queues.mails import kinds
@@ -162,11 +163,11 @@ class _Run:
             self._record_refusals(is_complete=True)
             return
         try:
-            cluster = broker.management().cluster_id()
+            cluster, node = broker.management().cluster_id(), broker.management().node()
         except BrokerError as error:
             self.outcome.errors.append(str(error))
             return
-        if self._cluster and cluster and cluster != self._cluster:
+        if is_another_broker(self._watch, cluster, [node] if node else []):
             return  # decided about another broker; the next pass takes it back
         sessions = keep_connection()
         planned_at, round_began = -PLAN_SECONDS, time.monotonic()

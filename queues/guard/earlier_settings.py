@@ -4,6 +4,7 @@ Nobody confirms such a change. The first pass after it deletes only what the ear
 blocks the rest. So does the first pass over a broker: no vhost was guarded before.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -37,12 +38,16 @@ def settings_to_store(watch: Watch, observation: Observation) -> dict[str, Any] 
     return None if _is_another_broker(watch, listing) else watch.deletion_settings
 
 
-def _is_another_broker(watch: Watch, listing: Snapshot) -> bool:
-    """Return whether the list is of another cluster than the last complete one.
+def is_another_broker(watch: Watch, cluster: str, members: Collection[str]) -> bool:
+    """Return whether the id or the nodes of a cluster show that it is not the one of the last complete list.
 
-    Nodes of two brokers may have the same name, such as those in containers. The sides of a split cluster have no node
-    in common. So nodes are compared only if a cluster has no id.
+    Nodes of two brokers may have the same name, such as those in containers. Exported definitions contain the id, so a
+    broker that imported them has the id of another. ``members`` includes nodes that are down: the sides of a split
+    cluster have no running node in common. An empty id or list is unknown.
     """
-    if watch.cluster and listing.cluster:
-        return watch.cluster != listing.cluster
-    return bool(watch.nodes) and listing.nodes.isdisjoint(watch.nodes)
+    has_another_id = bool(watch.cluster and cluster) and watch.cluster != cluster
+    return has_another_id or (bool(watch.nodes and members) and frozenset(watch.nodes).isdisjoint(members))
+
+
+def _is_another_broker(watch: Watch, listing: Snapshot) -> bool:
+    return is_another_broker(watch, listing.cluster, listing.nodes | listing.down)

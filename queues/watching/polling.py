@@ -1,6 +1,7 @@
 """Fetch what a watch has caught since the last time, and end watches."""
 
 import logging
+from collections.abc import Iterable
 from datetime import timedelta
 from http import HTTPStatus
 from typing import NamedTuple
@@ -9,17 +10,20 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from accounts.access import vouching
+from accounts.models import Owner, PulseUser
 from core import broker
 from core.refusals import Refusal
 from queues.archives.reading import MAX_HEADER_VALUES
-from queues.models import MessageWatch
-from rabbit import watch_queue
+from queues.models import MessageWatch, Queue
+from rabbit import permissions, watch_queue
 from rabbit.errors import BrokerError, NotOnBroker
 from rabbit.fetching import Fetched
-from rabbit.names import WATCH_QUEUE, is_watch_queue
+from rabbit.names import WATCH_QUEUE, is_watch_queue, readable
 from rabbit.requests.queues import published_in
 
 logger = logging.getLogger(__name__)
+
+NOT_READABLE = "None of your Pulse users may read an exchange with this name, or there is none."
 
 
 class Ended(Refusal):
@@ -46,18 +50,46 @@ def is_over() -> Q:
     return Q(ends__lte=now) | Q(polled_at__lte=now - timedelta(seconds=watch_queue.EXPIRES_SECONDS))
 
 
+def require_readable(exchanges: Iterable[str], by: Owner, field: str = "exchange") -> None:
+    """Require that a Pulse user of this owner may read these exchanges, by the permissions that it was created with."""
+    usernames = PulseUser.objects.filter(owners=by, ready=True, removing_since=None).values_list("username", flat=True)
+    patterns = [permissions.for_pulse_user(username).read for username in usernames]
+    for name in exchanges:
+        if not any(permissions.allows(pattern, name) for pattern in patterns):
+            reason = NOT_READABLE
+            if field == "queue":
+                reason = (
+                    f"None of your Pulse users may read the exchange {readable(name)}, which the queue is bound to."
+                )
+            raise Refusal(reason, field)
+
+
+def _may_go_on(watch: MessageWatch) -> bool:
+    """Return whether the owner may still see what is watched: Pulse users may be deleted, or lose the owner."""
+    if watch.queue_id is not None:
+        return Queue.objects.seen_by(watch.owner).filter(pk=watch.queue_id).exists()
+    try:
+        require_readable([watch.exchange], watch.owner)
+    except Refusal:
+        return False
+    return True
+
+
 def poll(watch: MessageWatch) -> Caught:
     """Return the messages since the last poll. Nothing else stores them.
 
     Raises:
         NotVouched: the owner lost access.
-        Ended: its time is over, or its queue is gone. The watch is deleted.
+        Ended: its time is over, its queue is gone, or its owner may no longer see it. The watch is deleted.
         BrokerError: the broker is unreachable or refuses.
     """
     vouching.require_vouched(watch.owner)
     if watch.ends <= timezone.now():
         stop(watch)
         raise Ended("The watch has ended, as each does after 5 minutes. Start another one.")
+    if not _may_go_on(watch):
+        stop(watch)
+        raise Ended("The watch has ended, because you may no longer see what it watches.")
     try:
         with broker.session(watch.vhost) as session:
             messages = watch_queue.take(session, watch.uuid.hex, MAX_HEADER_VALUES)

@@ -8,13 +8,13 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.access import vouching
-from accounts.models import Owner, PulseUser
+from accounts.models import Owner
 from core import broker, locks
 from core.refusals import Refusal
 from queues.models import MessageWatch, Queue
 from queues.rules.watchable import DEFAULT_EXCHANGE, why_not_watched
 from queues.watching import polling
-from rabbit import permissions, watch_queue
+from rabbit import watch_queue
 from rabbit.entities import Binding
 from rabbit.errors import BrokerError
 from rabbit.management import Management
@@ -29,8 +29,6 @@ MAX_BINDINGS = 100
 
 WATCHED = "watched messages"
 """The audit trail's entry."""
-
-NOT_READABLE = "None of your Pulse users may read an exchange with this name, or there is none."
 
 LOCK_WAIT_SECONDS = 3.0
 
@@ -48,7 +46,7 @@ def start_at_exchange(by: Owner, exchange: str, routing_key: str) -> MessageWatc
     if not is_amqp_name(routing_key):
         raise Refusal(f"A routing key has at most {MAX_NAME_BYTES} bytes.", "routing_key")
     vhost = settings.GUARDIAN_PULSE_VHOST
-    _require_readable([exchange], by)
+    polling.require_readable([exchange], by)
     management = broker.management()
     _require_watchable([exchange], "exchange", management, vhost, management.bindings(vhost))
     # Without arguments, a headers exchange matches every message.
@@ -72,24 +70,10 @@ def start_at_queue(by: Owner, queue: Queue) -> MessageWatch:
     if len(own) > MAX_BINDINGS:
         raise Refusal(f"The queue has more than {MAX_BINDINGS} bindings. Watch one of its exchanges instead.", "queue")
     sources = list(dict.fromkeys(one.source for one in own))
-    _require_readable(sources, by, "queue")
+    polling.require_readable(sources, by, "queue")
     _require_watchable(sources, "queue", management, queue.vhost, bindings)
     watch = MessageWatch(owner=by, vhost=queue.vhost, queue=queue)
     return _start(watch, [Source(one.source, one.routing_key, one.arguments) for one in own])
-
-
-def _require_readable(exchanges: Iterable[str], by: Owner, field: str = "exchange") -> None:
-    """Require that a Pulse user of this owner may read these exchanges, by the permissions that it was created with."""
-    usernames = PulseUser.objects.filter(owners=by, ready=True, removing_since=None).values_list("username", flat=True)
-    patterns = [permissions.for_pulse_user(username).read for username in usernames]
-    for name in exchanges:
-        if not any(permissions.allows(pattern, name) for pattern in patterns):
-            reason = NOT_READABLE
-            if field == "queue":
-                reason = (
-                    f"None of your Pulse users may read the exchange {readable(name)}, which the queue is bound to."
-                )
-            raise Refusal(reason, field)
 
 
 def _require_watchable(
@@ -99,7 +83,7 @@ def _require_watchable(
     policies = management.policies(vhost)
     for name in names:
         if name not in exchanges:
-            raise Refusal(NOT_READABLE, field)
+            raise Refusal(polling.NOT_READABLE, field)
         if why := why_not_watched(name, exchanges, bindings, policies):
             raise Refusal(readable(why), field)
 

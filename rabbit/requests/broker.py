@@ -53,6 +53,11 @@ class BrokerRequests(Requests):
         except (NotOnBroker, Refused):
             return ""
 
+    def node(self) -> str:
+        """Return the name of the node that answers, or "" if it doesn't tell. No other node is queried."""
+        answer = self._get("overview", params={"disable_stats": "true", "columns": "node"})
+        return str(parse_object(answer).get("node", ""))
+
     def denied_features(self) -> set[str]:
         """Return the deprecated features that the broker denies. RabbitMQ before 4.3 doesn't report any."""
         try:

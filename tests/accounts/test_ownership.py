@@ -18,6 +18,7 @@ from accounts.pulse_users import creation, invitations, ownership, passwords, re
 from accounts.pulse_users.ownership import add_owner, find_owners, remove_owner, set_owners
 from accounts.pulse_users.withdrawal import withdraw
 from accounts.tasks import prune_visitors
+from core.limits import RateLimitExceeded
 from core.refusals import Refusal
 from notifications.kinds import Obsolete
 from notifications.mails import compose
@@ -121,6 +122,11 @@ ENDS = {
     "declined": invitations.decline,
     "withdrawn": lambda one: ownership.withdraw_invitation(one.pulse_user, one.invitee, one.inviter),
     "the inviter left": lambda one: remove_owner(one.pulse_user, one.inviter, by=one.inviter),
+    "the inviter left and returned": lambda one: (
+        remove_owner(one.pulse_user, one.inviter, by=one.inviter),
+        one.pulse_user.owners.add(one.inviter),
+    ),
+    "the inviter lost access": lambda _: Owner.objects.filter(email="alice@example.org").update(vouched=False),
     "the Pulse user is being removed": lambda one: PulseUser.objects.update(removing_since=timezone.now()),
     "expired": lambda one: Invitation.objects.update(created=F("created") - 7 * DAY - timedelta(seconds=1)),
 }
@@ -150,6 +156,16 @@ def test_another_owner_can_invite_after_the_inviter_left(shared, alice, bob, car
     add_owner(shared, carol, bob)
     invitations.accept(Invitation.objects.get())
     assert owners_of(shared) == {bob, carol}
+
+
+def test_a_person_gets_twenty_invitations_an_hour_at_most(alice, bob):
+    for number in range(21):
+        pulse_user = PulseUser.objects.create(username=f"alice-{number}", ready=True)
+        pulse_user.owners.add(alice)
+        if number < 20:
+            add_owner(pulse_user, bob, alice)
+    with pytest.raises(RateLimitExceeded, match="invitations to this person"):
+        add_owner(pulse_user, bob, alice)
 
 
 def test_a_person_who_declined_is_invited_again_a_day_later_at_the_earliest(pulse_user, alice, bob, invitation):
@@ -249,6 +265,15 @@ def test_a_list_of_new_owners_counts_beside_the_present_ones(pulse_user, alice):
 
 
 # Removing and leaving
+
+
+def test_addresses_that_an_owner_added_get_nothing_after_the_owner_is_removed(shared, alice, bob):
+    for owner in (alice, bob):
+        shared.notification_addresses.create(email=f"other-{owner.email}", added_by=owner, confirmed_at=timezone.now())
+    remove_owner(shared, bob, by=alice)
+    assert [one.added_by for one in shared.notification_addresses.all()] == [alice]
+    ownership.deactivated(alice, by=bob)
+    assert not shared.notification_addresses.exists()
 
 
 def test_owners_are_removed_except_the_last(shared, alice, bob):

@@ -148,6 +148,15 @@ def test_an_owner_deleted_before_entering_the_code_starts_again(client, mailbox)
     assert not is_signed_in(client)
 
 
+def test_a_code_does_not_prove_an_address_that_an_operator_entered_meanwhile(client, mailbox):
+    request_code(client, "alice@example.org")
+    Owner.objects.update(email="else@example.org")
+    answer = enter(client, code_for(mailbox, "alice@example.org"), follow=True)
+    assert "Request a new one" in answer.text
+    assert not is_signed_in(client)
+    assert not EmailAddress.objects.filter(email="else@example.org").exists()
+
+
 def test_a_session_ends_when_its_owner_is_deactivated(client, mailbox):
     sign_in_by_code(client, mailbox, "alice@example.org")
     assert client.get("/signout/").status_code == 200

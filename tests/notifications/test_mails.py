@@ -88,7 +88,7 @@ def words(mail, form):
 
 @pytest.fixture
 def address(db):
-    alice = Owner.objects.create_user("alice@example.org")
+    alice = Owner.objects.create_user("alice@example.org", vouched=True)
     pulse_user = PulseUser.objects.create(username="alice")
     pulse_user.owners.add(alice)
     return NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", added_by=alice)

@@ -141,10 +141,11 @@ def test_a_deletion_says_how_long_the_queue_was_when_it_was_deleted(amqp, guarde
     assert QueueEvent.objects.get(kind="deleted").details["length"] == 14
 
 
-def test_a_decision_about_another_broker_is_taken_back(amqp, guarded):
+@pytest.mark.parametrize("another", [{"cluster": "another"}, {"nodes": ["rabbit@elsewhere"]}], ids=str)
+def test_a_decision_about_another_broker_is_taken_back(amqp, guarded, another):
     amqp.queue("queue/alice/builds", 11)
     monitor.run_pass()
-    Watch.objects.update(cluster="another")
+    Watch.objects.update(**another)
     assert deleter.run().deleted == 0
     monitor.run_pass()
     queue = Queue.objects.get()

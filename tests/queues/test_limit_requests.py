@@ -77,6 +77,13 @@ def test_who_asked_learns_why_a_request_is_declined(queue, alice, admin):
     assert "No request is open" in again.text
 
 
+def test_who_asked_and_no_longer_owns_the_queue_gets_no_answer(queue, pulse_user, alice, bob, operator):
+    limit_requests.ask(queue, alice, 50_000, "nightly import")
+    pulse_user.owners.set([bob])
+    limit_requests.decline(queue, operator, "no memory left")
+    assert not Notification.objects.filter(kind="limit-answer").exists()
+
+
 def test_owners_ask_and_operators_decline_through_the_api(queue, alice, operator):
     program, path = Program(alice), f"queues/{queue.uuid}/limits/"
     refused = program.post(f"{path}ask/", {"max_length": 8_000, "reason": "x"})

@@ -87,13 +87,6 @@ def test_without_a_second_list_queues_over_the_limit_by_ready_alone_are_deleted(
     assert Queue.objects.get(name="certain").state == "gone"
 
 
-def test_the_deletion_of_an_unowned_queue_notifies_operators_only(amqp):
-    amqp.queue("stray", 11)
-    once.run_once()
-    assert set(Notification.objects.values_list("recipient", flat=True)) == {"ops@example.org"}
-    assert Queue.objects.get(name="stray").state == "gone"
-
-
 def test_a_queue_that_returns_keeps_its_row_and_its_growth_counts_from_its_return(amqp):
     amqp.queue("queue/alice/builds", 3)
     amqp.queue("another")

@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from queues.actions import tombstones
+from queues.actions import limit_requests, tombstones
 from queues.models import Queue, QueueEvent
 from tests.support.toolbox import queue_row
 
@@ -29,11 +29,33 @@ def test_the_queues_of_a_removed_pulse_user_are_gone(queues, django_assert_max_n
     pulse_user = PulseUser.objects.get()
     rows("/", [f"queue/alice/{number}" for number in range(queues)], pulse_user=pulse_user)
     rows("/", ["celery"])
-    with django_assert_max_num_queries(5):  # two of them start and end the transaction
+    with django_assert_max_num_queries(11):  # four of them start and end transactions
         assert tombstones.forget_queues_of(pulse_user) == queues
     assert Queue.objects.filter(state="gone").count() == queues
     assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
     assert Queue.objects.get(name="celery").state == "ok"
+
+
+@pytest.mark.parametrize("state", ["warned", "gone"])
+def test_who_takes_the_name_of_a_deleted_pulse_user_gets_no_limits_and_no_history(state, alice):
+    pulse_user = PulseUser.objects.get()
+    now = timezone.now()
+    [queue] = rows("/", ["queue/alice/a"], pulse_user=pulse_user, state=state, notified_state="warned",
+                   unbounded=True, max_length=9, limits_until=now, limits_before={}, acknowledged_at=now,
+                   acknowledged_by=alice)  # fmt: skip
+    queue.events.create(
+        vhost="/", queue_name=queue.name, kind="asked", at=now, by=alice, details={"reason": "secret", "wanted": 99}
+    )
+    queue.samples.create(at=now, length=4)
+    queue.moves.create(total=1, created=now, by=alice)
+    tombstones.forget_queues_of(pulse_user)
+    queue.refresh_from_db()
+    assert {field: getattr(queue, field) for field in tombstones.OF_OWNERS} == tombstones.OF_OWNERS
+    assert not queue.events.exclude(kind="removed").exists()
+    assert not limit_requests.open_requests().exists()
+    assert not queue.samples.exists()
+    assert not queue.moves.exists()
+    assert QueueEvent.objects.get(kind="asked").queue_name == "queue/alice/a"
 
 
 @pytest.mark.parametrize("queues", [1, 60])

@@ -124,6 +124,18 @@ def test_people_without_access_or_a_pulse_user_watch_nothing(publish, alice, ope
             refused()
 
 
+def test_watches_end_when_their_owner_no_longer_owns_the_pulse_user(publish, amqp, alice, bob, vhost, pulse_user):
+    queue = stored_queue("queue/alice/builds", vhost=vhost, pulse_user=pulse_user)
+    amqp.queue(queue.name)
+    amqp.channel.queue_bind(queue.name, EVENTS, "#")
+    watches = [starting.start_at_exchange(alice, EVENTS, "#"), starting.start_at_queue(alice, queue)]
+    pulse_user.owners.set([bob])
+    for watch in watches:
+        with pytest.raises(polling.Ended, match="may no longer see"):
+            polling.poll(watch)
+    assert not MessageWatch.objects.exists()
+
+
 def test_an_owner_runs_two_watches_and_all_owners_fifty(publish, alice, bob, pulse_user, monkeypatch):
     for _ in range(2):
         starting.start_at_exchange(alice, EVENTS, "#")

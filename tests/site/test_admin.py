@@ -1,6 +1,7 @@
 """The admin: its lists and permissions, and what its actions do on the broker and report."""
 
 import itertools
+from urllib.parse import urlsplit
 
 import pytest
 from allauth.account.models import EmailAddress
@@ -16,6 +17,7 @@ from accounts import audit
 from accounts.access import vouching
 from accounts.access.tokens import create_token
 from accounts.models import AuditEntry, AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.signing_in.links import create_link
 from agents.models import (
     AgentIdentity,
     AgentProcessor,
@@ -606,6 +608,18 @@ def test_an_operator_is_skipped_when_access_is_withdrawn_in_bulk(admin, operator
     assert sorted(text.partition(" ")[0] for text in messages_of(answer)) == ["'ops@example.org':", "1"]
     owner.refresh_from_db()
     assert not owner.vouched
+
+
+def test_another_address_ends_sessions_links_and_the_providers_identity(admin):
+    owner, client = make_owner(), Client()
+    client.force_login(owner)
+    link = create_link(owner)
+    SocialAccount.objects.create(user=owner, provider="oidc", uid="1")
+    form = {"email": "else@example.org", "is_active": "on"}
+    assert admin.post(f"/admin/accounts/owner/{owner.pk}/change/", form).status_code == 302
+    assert client.get("/queues/").status_code == 302
+    assert client.post(urlsplit(link).path).status_code == 410
+    assert not SocialAccount.objects.exists()
 
 
 def test_operators_cannot_deactivate_themselves(admin, operator):
