@@ -22,6 +22,10 @@ class QueueQuerySet(models.QuerySet["Queue"]):
         """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
         return visible_to(self, visitor, own_queues(visitor), pulse_user_field="pulse_user")
 
+    def blocked(self) -> "QueueQuerySet":
+        """Return the queues whose deletion waits for an operator. One that is kept does not wait for the next pass."""
+        return self.exclude(block_reason="").filter(unbounded=False)
+
 
 class Queue(models.Model):
     """A RabbitMQ queue as last listed. A queue that is deleted and declared again keeps its row."""
