@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib import messages
@@ -149,7 +149,7 @@ def operate_brake(request: Request) -> HttpResponse:
 def _ask(request: Request, selected: list[QueueName]) -> HttpResponse:
     """Show what a release of these queues deletes, and the form that confirms it, as for a release of all."""
     queues = [queue for queue in Queue.objects.blocked() if (queue.vhost, queue.name) in selected]
-    context = {
+    context: dict[str, Any] = {
         "effect": effects.of_deletion(queues),
         "typed": _typed(len(selected)),
         "key": store_preview(request.user, "brake", selected),

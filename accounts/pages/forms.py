@@ -35,7 +35,7 @@ class PlainForm(forms.Form):
     """A form whose labels have no colon."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, label_suffix="", **kwargs)
+        super().__init__(*args, **{**kwargs, "label_suffix": ""})
 
 
 class AddressesField(forms.CharField):
