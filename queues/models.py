@@ -16,6 +16,9 @@ from queues.access import own_archives, own_queues
 from rabbit.names import readable
 from rabbit.snapshot import length_of
 
+IS_BLOCKED = ~models.Q(block_reason="") & models.Q(unbounded=False)
+"""Queues whose deletion waits for an operator. One that is kept keeps its ``block_reason`` until the next pass."""
+
 
 class QueueQuerySet(models.QuerySet["Queue"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
@@ -23,8 +26,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
         return visible_to(self, visitor, own_queues(visitor), pulse_user_field="pulse_user")
 
     def blocked(self) -> "QueueQuerySet":
-        """Return the queues whose deletion waits for an operator. One that is kept does not wait for the next pass."""
-        return self.exclude(block_reason="").filter(unbounded=False)
+        return self.filter(IS_BLOCKED)
 
 
 class Queue(models.Model):
@@ -226,6 +228,10 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return f"{readable(self.name)} in {readable(self.vhost)}"
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self.block_reason) and not self.unbounded
 
     def clean(self) -> None:
         """Refuse a deletion limit below the warning threshold."""

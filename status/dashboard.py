@@ -134,12 +134,12 @@ def _urgency(row: Row) -> tuple[bool, bool, float]:
 def next_step(row: Row, visitor: Owner, asked: int | None = None) -> Step:
     """Return what the visitor can do about this queue. ``asked`` is the limit of an owner's open request."""
     queue = row.queue
-    if queue.block_reason and visitor.is_staff:
+    if queue.is_blocked and visitor.is_staff:
         return Step("Decide", reverse("operate_brake"))
     is_deleting = queue.state == Queue.State.DELETING
     # A higher limit calls off a deletion, unless it is for the queue's name. A request for one comes too late.
     is_too_late = is_deleting and (queue.decided_for == Queue.DecidedFor.NAME or not visitor.is_staff)
-    if not is_too_late and not row.spared and (row.is_filling or queue.block_reason):
+    if not is_too_late and not row.spared and (row.is_filling or queue.is_blocked):
         if visitor.is_staff:
             return Step("Raise limit", reverse("queue_limits", args=[queue.uuid]))
         if asked is not None:

@@ -330,7 +330,7 @@ def outlook(row: Row, found: Diagnosis | None = None) -> str:
         if queue.type == MQTT_QOS_0:
             return "An MQTT subscription with QoS 0 stores no messages, so it has no length."
         return "The broker does not report its length. Until it does, Guardian does not warn about or delete the queue."
-    if queue.block_reason:
+    if queue.is_blocked:
         over = f"It is over its deletion limit of {limits.max:,} messages, and its" if row.is_over else "Its"
         return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
     if queue.state == Queue.State.DELETING:

@@ -45,7 +45,7 @@ def condition(
     """Return the condition of a queue. ``was_deleted``: it is gone, because Guardian deleted it."""
     if queue.state == Queue.State.GONE:
         return Condition(Level.CRITICAL, "deleted") if was_deleted else Condition(Level.NORMAL, "gone")
-    if queue.block_reason:
+    if queue.is_blocked:
         return Condition(Level.CRITICAL, "deletion blocked")
     if queue.state == Queue.State.DELETING:
         return Condition(Level.CRITICAL, "about to be deleted")
