@@ -22,6 +22,8 @@ def to_html(text: str, address: Callable[[str], str] = str) -> SafeString:
     _add_anchors(tokens)
     _label_cells(tokens)
     for token in tokens:
+        if token.type in ("fence", "code_block"):
+            token.attrs["tabindex"] = "0"  # it scrolls
         for child in token.children or ():
             for attribute in ("href", "src"):
                 if attribute in child.attrs:

@@ -18,7 +18,7 @@ from rabbit.entities import RateSample
 WORDS = {
     Level.NORMAL: "healthy",
     Level.WARNING: "over threshold",
-    Level.CRITICAL: "12 min left",
+    Level.CRITICAL: "deleted in 12 min",
     Level.UNKNOWN: "length unknown",
 }
 LENGTHS = {Level.NORMAL: 12, Level.WARNING: 2_400, Level.CRITICAL: 7_900, Level.UNKNOWN: 0}

@@ -16,11 +16,17 @@ from queues.access import own_archives, own_queues
 from rabbit.names import readable
 from rabbit.snapshot import length_of
 
+IS_BLOCKED = ~models.Q(block_reason="") & models.Q(unbounded=False)
+"""Queues whose deletion waits for an operator. One that is kept keeps its ``block_reason`` until the next pass."""
+
 
 class QueueQuerySet(models.QuerySet["Queue"]):
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
         """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
         return visible_to(self, visitor, own_queues(visitor), pulse_user_field="pulse_user")
+
+    def blocked(self) -> "QueueQuerySet":
+        return self.filter(IS_BLOCKED)
 
 
 class Queue(models.Model):
@@ -222,6 +228,10 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return f"{readable(self.name)} in {readable(self.vhost)}"
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self.block_reason) and not self.unbounded
 
     def clean(self) -> None:
         """Refuse a deletion limit below the warning threshold."""

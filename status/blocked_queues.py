@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib import messages
@@ -15,8 +15,8 @@ from django.views.decorators.http import require_http_methods
 
 from accounts.pages.confirmation import fate_of_messages
 from accounts.pages.forms import NameForm
-from core.formatting import rate_in_words
-from queues.actions import single
+from core.formatting import short_rate
+from queues.actions import effects, single
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
 from queues.pages.visitors import Request
@@ -66,8 +66,8 @@ class BlockedRow:
 
     @property
     def rate(self) -> str:
-        """The rate in words; empty: unknown."""
-        return rate_in_words(self.line.per_second)
+        """The rate in a few characters; empty: unknown."""
+        return short_rate(self.line.per_second)
 
     @property
     def reason(self) -> str:
@@ -95,7 +95,7 @@ class Column(NamedTuple):
 def operate_brake(request: Request) -> HttpResponse:
     """Show the queues whose deletion is blocked. On confirmation, release all of them, or the selected ones.
 
-    A queue that the operator keeps becomes unbounded, so the next pass no longer blocks it.
+    A queue that the operator keeps becomes unbounded, so it no longer waits for a decision.
     """
     outcome = None
     if "keep" in request.POST:
@@ -109,14 +109,17 @@ def operate_brake(request: Request) -> HttpResponse:
     elif request.method == "POST":
         form = ConfirmationForm(request.POST)
         shown = pop_preview(request.user, "brake", form.cleaned_data["shown"]) if form.is_valid() else None
-        selected = _selected(request.POST, shown or [])
-        is_confirmed = "all" not in request.POST or _typed(len(selected), request.POST).is_valid()
-        if selected and is_confirmed:
-            _tell_release(request, brake.release_brake(request.user, selected))
+        if shown and "all" not in request.POST:
+            if selected := _selected(request.POST, shown):
+                return _ask(request, selected)
+            outcome = NOTHING_SELECTED
+        elif shown and _typed(len(shown), request.POST).is_valid():
+            _tell_release(request, brake.release_brake(request.user, shown))
             return redirect("operate_brake")
-        outcome = EXPIRED if not shown else NOTHING_SELECTED if is_confirmed else NOT_TYPED
+        else:
+            outcome = NOT_TYPED if shown else EXPIRED
     now = timezone.now()
-    blocked = Queue.objects.exclude(block_reason="")
+    blocked = Queue.objects.blocked()
     order = request.GET.get("order", LONGEST_FIRST)
     order = order if order.removeprefix("-") in ORDERS else LONGEST_FIRST
     lines = in_order(blocked_lines(now), order)
@@ -131,7 +134,7 @@ def operate_brake(request: Request) -> HttpResponse:
         "columns": _columns(order),
         "order": order,
         "totals": totals(lines),
-        "total_rate": rate_in_words(totals(lines).per_second),
+        "total_rate": short_rate(totals(lines).per_second),
         "left": len(left),
         "typed": _typed(len(left)),
         "released": len(lines) - len(left),
@@ -140,7 +143,20 @@ def operate_brake(request: Request) -> HttpResponse:
         "key": store_preview(request.user, "brake", left) if left else None,
         "fate": fate_of_messages(),
     }
-    return operation_page(request, "admin/operate/brake.html", "Release blocked queues", outcome, **context)
+    return operation_page(request, "admin/operate/brake.html", "Blocked queues", outcome, **context)
+
+
+def _ask(request: Request, selected: list[QueueName]) -> HttpResponse:
+    """Show what a release of these queues deletes, and the form that confirms it, as for a release of all."""
+    queues = [queue for queue in Queue.objects.blocked() if (queue.vhost, queue.name) in selected]
+    context: dict[str, Any] = {
+        "effect": effects.of_deletion(queues),
+        "typed": _typed(len(selected)),
+        "key": store_preview(request.user, "brake", selected),
+        "fate": fate_of_messages(),
+    }
+    title = f"Delete {number_of_queues(len(selected))}"
+    return operation_page(request, "admin/operate/brake_confirm.html", title, **context)
 
 
 def _typed(number: int, data: QueryDict | None = None) -> NameForm:
@@ -153,7 +169,7 @@ def _typed(number: int, data: QueryDict | None = None) -> NameForm:
 def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
     """Return the selected queues of those that the operator was shown."""
     numbers = set(data.getlist("queue"))
-    return [key for number, key in enumerate(shown) if "all" in data or str(number) in numbers]
+    return [key for number, key in enumerate(shown) if str(number) in numbers]
 
 
 def _tell_release(request: HttpRequest, release: brake.Release) -> None:
@@ -184,7 +200,7 @@ def _columns(order: str) -> list[Column]:
 
 COLUMNS = {
     "queue": "Queue",
-    "owner": "Owner",
+    "owner": "Pulse user",
     "length": "Messages",
     "limit": "Limit",
     "rate": "Rate",

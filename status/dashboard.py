@@ -103,10 +103,12 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
     worst = nearest_to_limit(shown.filter(needs_attention(soon)), soon)[:QUEUES_COMPARED]
     rows = sorted(rows_of(worst, freshness.now, visitor), key=_urgency)[:QUEUES_SHOWN]
     watch = watch or Watch()
+    requested = limit_requests.open_requests().filter(queue__in=[row.queue for row in rows if row.is_filling])
+    asked = {} if visitor.is_staff else {event.queue_id: event.details["wanted"] for event in requested}
     return Dashboard(
         add_up(count_by_state(mine, soon)),
         *_deleted(visitor, mine, now),
-        [(row, next_step(row, visitor)) for row in rows],
+        [(row, next_step(row, visitor, asked.get(row.queue.pk))) for row in rows],
         _events(visitor),
         PulseUser.objects.seen_by(visitor).count(),
         AgentIdentity.objects.seen_by(visitor).count(),
@@ -118,23 +120,30 @@ def dashboard(visitor: Owner, now: datetime) -> Dashboard:
     )
 
 
-def _urgency(row: Row) -> tuple[bool, float]:
-    """Return what rows are sorted by: what is lost, then what will be within a day, then the rest as it comes."""
+def _urgency(row: Row) -> tuple[bool, bool, float]:
+    """Return what rows are sorted by: what is lost, then what will be within a day, then the rest as it comes.
+
+    Those that the visitor muted, or that somebody is on, follow all others.
+    """
+    is_handled = bool(row.on_it or row.muted_until)
     is_critical, left = row.state.level == Level.CRITICAL, row.seconds_to_max
-    return not is_critical, left if left is not None and left < PREDICTED_SECONDS else 0 if is_critical else math.inf
+    soon = left if left is not None and left < PREDICTED_SECONDS else 0 if is_critical else math.inf
+    return is_handled, not is_critical, soon
 
 
-def next_step(row: Row, visitor: Owner) -> Step:
-    """Return what the visitor can do about this queue."""
+def next_step(row: Row, visitor: Owner, asked: int | None = None) -> Step:
+    """Return what the visitor can do about this queue. ``asked`` is the limit of an owner's open request."""
     queue = row.queue
-    if queue.block_reason and visitor.is_staff:
+    if queue.is_blocked and visitor.is_staff:
         return Step("Decide", reverse("operate_brake"))
     is_deleting = queue.state == Queue.State.DELETING
     # A higher limit calls off a deletion, unless it is for the queue's name. A request for one comes too late.
     is_too_late = is_deleting and (queue.decided_for == Queue.DecidedFor.NAME or not visitor.is_staff)
-    if not is_too_late and not row.spared and (row.is_filling or queue.block_reason):
+    if not is_too_late and not row.spared and (row.is_filling or queue.is_blocked):
         if visitor.is_staff:
             return Step("Raise limit", reverse("queue_limits", args=[queue.uuid]))
+        if asked is not None:
+            return Step(f"Asked for {asked:,}", reverse("queue", args=[queue.uuid]))
         return Step("Ask for a limit", reverse("queue_limit_request", args=[queue.uuid]))
     return Step("Open", reverse("queue", args=[queue.uuid]))
 

@@ -113,6 +113,9 @@ class Named(NamedTuple):
         return self.number - len(self.shown)
 
 
+MAX_GAPS_NAMED = 3
+
+
 class Gap(NamedTuple):
     """A gap between passes: its position and width in percent of the chart, and its duration in words."""
 
@@ -128,6 +131,7 @@ class Passes(NamedTuple):
     gaps: Sequence[Gap]
     number: int
     longest: float
+    gaps_in_words: str = ""
 
 
 def overview(now: datetime) -> dict[str, Any]:
@@ -286,16 +290,19 @@ def chart_of_passes(
     long = ended - began
     ends = [at + timedelta(seconds=seconds) for at, seconds in passes]
     moments = zip(ends, [*(at for at, _ in passes[1:]), ended], strict=True)
+    found = [(since, until) for since, until in moments if until - since > max_gap]
     gaps = [
         Gap(
             round((since - began) / long * 100, 2),
             round((until - since) / long * 100, 2),
             f"from {since:%H:%M} for {duration((until - since).total_seconds())}",
         )
-        for since, until in moments
-        if until - since > max_gap
+        for since, until in found
     ]
-    return Passes(chart, gaps, len(passes), max(seconds for _, seconds in passes))
+    words = ", ".join(gap.words for gap in gaps)
+    if len(gaps) > MAX_GAPS_NAMED:
+        words = f"{len(gaps)} times from {found[0][0]:%H:%M} to {found[-1][1]:%H:%M}"
+    return Passes(chart, gaps, len(passes), max(seconds for _, seconds in passes), words)
 
 
 # Queues

@@ -127,7 +127,8 @@ def _about(chosen: dict[str, Any]) -> Q:
     """Return the condition of people's acts. The trail has things by name, because they may be gone."""
     condition = Q()
     if name := chosen.get("queue"):
-        condition &= Q(object_repr__icontains=name, content_type=ContentType.objects.get_for_model(Queue))
+        # Its archives and moves have its name, too.
+        condition &= Q(object_repr__icontains=name, content_type__app_label=Queue._meta.app_label)
     if name := chosen.get("pulse_user"):
         is_user = Q(object_repr=name, content_type=ContentType.objects.get_for_model(PulseUser))
         condition &= is_user | Q(object_repr__contains=f"queue/{name}/")

@@ -31,6 +31,13 @@ class Form(forms.Form):
         return super().get_context()
 
 
+class PlainForm(forms.Form):
+    """A form whose labels have no colon."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "label_suffix": ""})
+
+
 class AddressesField(forms.CharField):
     """E-mail addresses, separated by white space, commas or semicolons. The value is a list without duplicates."""
 
@@ -211,7 +218,7 @@ class DeleteForm(Form):
         return name
 
 
-class NameForm(forms.Form):
+class NameForm(PlainForm):
     """A confirmation: the name as the page shows it, typed."""
 
     typed = forms.CharField(
@@ -276,7 +283,7 @@ class TokenForm(Form):
             (AuthToken.Scope.READ, "Read what you can see: Pulse users, queues, archives. No messages, no changes."),
             (AuthToken.Scope.ALL, "Everything that you can do, such as publishing events and deleting queues."),
         ],
-        initial=AuthToken.Scope.AGENT,
+        initial=AuthToken.Scope.READ,
         required=False,
         widget=forms.RadioSelect,
     )

@@ -188,6 +188,9 @@ def pulse_user_response(
             trouble = "RabbitMQ no longer has this user. Set a new password to create it again, or delete it here, too."
         except BrokerError as error:
             trouble = broker_trouble(request, error, "The permissions can't be shown.")
+    password_form = password_form or forms.PasswordForm()
+    if live and not live["total"] and not pulse_user.password_exposed_at:
+        del password_form.fields["close_connections"]
     current = {"warn_length": pulse_user.warn_length, "max_length": pulse_user.max_length}
     return render(
         request,
@@ -212,7 +215,7 @@ def pulse_user_response(
             "hold_off_form": forms.HoldOffForm(initial={"hold_off_minutes": pulse_user.hold_off_minutes}),
             "archive_days": settings.GUARDIAN_ARCHIVE_DAYS,
             "archives_form": forms.ArchivesForm(initial={"keeps_archives": pulse_user.keeps_archives}),
-            "password_form": password_form or forms.PasswordForm(),
+            "password_form": password_form,
         },
         status=status,
     )

@@ -36,10 +36,10 @@ def release(queues: Sequence[Queue], by: Owner, confirm: str = "") -> Results[Qu
     """Let the next pass within ten minutes delete those of these queues whose deletion is blocked."""
     if not by.is_staff:
         raise PermissionDenied("Only operators release blocked queues.")
-    blocked = [queue for queue in queues if queue.block_reason]
+    blocked = list(Queue.objects.blocked().filter(pk__in=[queue.pk for queue in queues]))
     change = ConfirmableChange(by, "release blocked queues", queues, {}, confirm)
     change.require_confirmed(effects.of_deletion(blocked))
     if blocked:
         brake.release_brake(by, [(queue.vhost, queue.name) for queue in blocked])
-    others = [queue for queue in queues if not queue.block_reason]
+    others = [queue for queue in queues if queue not in blocked]
     return Results([], blocked, [(queue, ValidationError("Its deletion is not blocked.")) for queue in others])

@@ -148,7 +148,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
 
     def get_blocked(self, queue: Queue) -> bool:
         """Return whether its deletion is blocked."""
-        return bool(queue.block_reason)
+        return queue.is_blocked
 
     def get_warn_length(self, queue: Queue) -> int:
         """Return the warning threshold that applies."""

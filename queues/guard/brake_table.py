@@ -83,7 +83,7 @@ def totals(lines: Sequence[Line]) -> Totals:
 
 def blocked_lines(now: datetime) -> list[Line]:
     """Return the blocked queues with their stored figures, in one statement."""
-    rows = Queue.objects.exclude(block_reason="").select_related("pulse_user", "owner")
+    rows = Queue.objects.blocked().select_related("pulse_user", "owner")
     return [_stored_line(queue, now) for queue in with_first_sample(rows, now)]
 
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class DestroyForm(NameForm):
     """Asks for the queue's name, and whether its messages are archived."""
 
-    keep = forms.BooleanField(required=False, initial=True, label="Archive the messages first", label_suffix="")
+    keep = forms.BooleanField(required=False, initial=True, label="Archive the messages first")
 
     def __init__(self, name: str, data: QueryDict | None, *, can_archive: bool) -> None:
         super().__init__(name, data)

@@ -7,7 +7,7 @@ from django import forms
 from django.utils import timezone
 
 from accounts.models import MAX_THRESHOLD
-from accounts.pages.forms import Form
+from accounts.pages.forms import Form, PlainForm
 from core.time_zones import zone_of
 from notifications.mutes import LONGEST
 from queues.actions.limit_requests import MAX_REASON_LENGTH
@@ -28,7 +28,7 @@ class TimeInput(forms.DateTimeInput):
 EMPTY = "In messages. Leave empty to use the default."
 
 
-class LimitsForm(forms.Form):
+class LimitsForm(PlainForm):
     """A queue's own limits. ``actions.set_limits`` checks them."""
 
     unbounded = forms.BooleanField(
@@ -49,7 +49,7 @@ class LimitsForm(forms.Form):
             field.show_hidden_initial = True  # so that only fields changed since the page was shown are set
 
 
-class LimitRequestForm(forms.Form):
+class LimitRequestForm(PlainForm):
     max_length = forms.IntegerField(
         label="Deletion limit", min_value=1, max_value=MAX_THRESHOLD, help_text="In messages."
     )
@@ -63,7 +63,7 @@ class LimitRequestForm(forms.Form):
     )
 
 
-class DeclineForm(forms.Form):
+class DeclineForm(PlainForm):
     """Asks why a request for a higher limit is declined."""
 
     reason = forms.CharField(
@@ -88,7 +88,7 @@ class WatchForm(Form):
     )
 
 
-class MuteForm(forms.Form):
+class MuteForm(PlainForm):
     """Asks until when queues are muted. ``mutes.mute`` checks it."""
 
     until = forms.DateField(label="Until", help_text="From this day on, you get its notifications again.")
@@ -99,6 +99,8 @@ class MuteForm(forms.Form):
         first, last = today + timedelta(days=1), today + LONGEST - timedelta(days=1)
         days = {"type": "date", "min": first.isoformat(), "max": last.isoformat()}
         self.fields["until"].widget = forms.DateInput(days, "%Y-%m-%d")
+        monday = first + timedelta(days=-first.weekday() % 7)
+        self.presets = {"tomorrow": first, "Monday": monday, "a week": today + timedelta(days=7)}
 
     def starts_at(self, time_zone: str) -> datetime:
         """Return when that day begins in this time zone."""

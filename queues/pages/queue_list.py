@@ -102,7 +102,7 @@ class Row:
     @property
     def on_it(self) -> str:
         """Who acknowledged the present warning, or an empty text."""
-        if not is_acknowledged(self.queue):
+        if not is_acknowledged(self.queue) or self.queue.length == 0:
             return ""
         return self.queue.acknowledged_by.email if self.queue.acknowledged_by else "A former owner"
 
@@ -118,7 +118,8 @@ class Row:
     def cause(self) -> str:
         """Why it grows, in a word, unless that is normal or its state says it."""
         queue = self.queue
-        is_normal = queue.diagnosis == Queue.Diagnosis.HEALTHY or not queue.length
+        is_unknown = queue.diagnosis == Queue.Diagnosis.UNKNOWN and not self.state.needs_attention
+        is_normal = queue.diagnosis == Queue.Diagnosis.HEALTHY or is_unknown or not queue.length
         word = "" if is_normal else queue.get_diagnosis_display()
         return "" if word == self.state.word else word
 
@@ -329,7 +330,7 @@ def outlook(row: Row, found: Diagnosis | None = None) -> str:
         if queue.type == MQTT_QOS_0:
             return "An MQTT subscription with QoS 0 stores no messages, so it has no length."
         return "The broker does not report its length. Until it does, Guardian does not warn about or delete the queue."
-    if queue.block_reason:
+    if queue.is_blocked:
         over = f"It is over its deletion limit of {limits.max:,} messages, and its" if row.is_over else "Its"
         return f"{over} {BLOCKED}. Start its consumer, or purge or delete it yourself."
     if queue.state == Queue.State.DELETING:

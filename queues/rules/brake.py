@@ -72,7 +72,7 @@ def release_brake(by: Owner, queues: Collection[QueueName]) -> Release:
     now = timezone.now()
     with transaction.atomic():
         watch = Watch.objects.select_for_update().filter(id=1).first() or Watch()
-        blocked = set(Queue.objects.exclude(block_reason="").values_list("vhost", "name"))
+        blocked = set(Queue.objects.blocked().values_list("vhost", "name"))
         earlier = released_queues(watch, now) & blocked
         new = names & blocked - earlier
         if new:

@@ -188,9 +188,9 @@ def _no_consumer(known: Situation) -> Diagnosis | None:
     if known.consumers or not known.needs_consumer:
         return None
     since = known.unattended_since
-    lasted = f" for {duration((known.now - since).total_seconds())}" if since else ""
+    has = f"has had no consumer for {duration((known.now - since).total_seconds())}" if since else "has no consumer"
     waits = "Its length is unknown." if known.length is None else f"{_wait(known.length)}."
-    return known.found(Code.NO_CONSUMER, f"It has had no consumer{lasted}. {_last_consumer(known)} {waits}", since)
+    return known.found(Code.NO_CONSUMER, f"It {has}. {_last_consumer(known)} {waits}", since)
 
 
 def _last_consumer(known: Situation) -> str:

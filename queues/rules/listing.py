@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
 
 from accounts.models import Owner, PulseUser
-from queues.models import Archive, Queue, QueueSample
+from queues.models import IS_BLOCKED, Archive, Queue, QueueSample
 from queues.rules import growth
 from queues.rules.states import UNCONSUMED_NAMES
 from queues.rules.thresholds import BrokerState, QueueLoad, policy
@@ -51,7 +51,7 @@ STALLED = Q(stalled_notified_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queu
 """Queues whose consumers acknowledge nothing, with owners notified, until the stall is over."""
 NEEDS_ATTENTION = (
     Q(state__in=[Queue.State.DELETING, Queue.State.WARNED])
-    | ~Q(block_reason="") & ~Q(state=Queue.State.GONE)
+    | IS_BLOCKED & ~Q(state=Queue.State.GONE)
     | WITHOUT_CONSUMER & ~Q(state=Queue.State.GONE) & (Q(ready__gt=0) | Q(unacknowledged__gt=0))
     | STALLED
 )
@@ -118,7 +118,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         return queryset.filter(WITHOUT_CONSUMER) if value else queryset
 
     def filter_blocked(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
-        return queryset.exclude(block_reason="") if value else queryset
+        return queryset.filter(IS_BLOCKED) if value else queryset
 
     def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
         """Return the queues in one of ``ORDERINGS``. Unknown lengths come last; ties are ordered by name."""
@@ -186,7 +186,7 @@ def count_by_state(queues: QuerySet[Queue], soon: Sequence[int] = ()) -> list[St
         number=Count("id"),
         unattended=Count("id", filter=WITHOUT_CONSUMER),
         attention=Count("id", filter=needs_attention(soon)),
-        blocked=Count("id", filter=~Q(block_reason="")),
+        blocked=Count("id", filter=IS_BLOCKED),
     )
     return [StateCount(*row) for row in counts.values_list(*StateCount._fields)]
 
@@ -229,8 +229,7 @@ def add_up(groups: Sequence[StateCount]) -> Counts:
 def _severity(soon: Sequence[int]) -> Expression:
     """Return the place of a queue's condition: critical ones first, as in ``states.condition``."""
     over = Q(GreaterThan(LENGTH, _limit())) & ~IS_SPARED
-    blocked = ~Q(block_reason="")
-    critical = (blocked | Q(state=Queue.State.DELETING) | over) & ~Q(state=Queue.State.GONE)
+    critical = (IS_BLOCKED | Q(state=Queue.State.DELETING) | over) & ~Q(state=Queue.State.GONE)
     order = [
         critical,
         *(Q(pk=pk) for pk in soon),

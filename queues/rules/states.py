@@ -45,7 +45,7 @@ def condition(
     """Return the condition of a queue. ``was_deleted``: it is gone, because Guardian deleted it."""
     if queue.state == Queue.State.GONE:
         return Condition(Level.CRITICAL, "deleted") if was_deleted else Condition(Level.NORMAL, "gone")
-    if queue.block_reason:
+    if queue.is_blocked:
         return Condition(Level.CRITICAL, "deletion blocked")
     if queue.state == Queue.State.DELETING:
         return Condition(Level.CRITICAL, "about to be deleted")
@@ -55,10 +55,10 @@ def condition(
         if queue.length > limits.max:
             return Condition(Level.CRITICAL, "over deletion limit")
         if seconds_to_max is not None and seconds_to_max < CRITICAL_SECONDS:
-            return Condition(Level.CRITICAL, f"{short_duration(seconds_to_max)} left")
-    if queue.state == Queue.State.WARNED:
+            return Condition(Level.CRITICAL, f"deleted in {short_duration(seconds_to_max)}")
+    if queue.state == Queue.State.WARNED and queue.length:  # an empty one was purged since the last pass
         is_predicted = seconds_to_max is not None and seconds_to_max < PREDICTED_SECONDS and not is_spared(queue)
-        left = f"{short_duration(seconds_to_max)} left" if seconds_to_max is not None and is_predicted else ""
+        left = f"deleted in {short_duration(seconds_to_max)}" if seconds_to_max is not None and is_predicted else ""
         return Condition(Level.WARNING, left or "over threshold")
     if is_stalled(queue):
         return Condition(Level.WARNING, "stalled")

@@ -81,7 +81,7 @@ def test_the_page_says_first_why_the_queue_grows_as_of_now(listed_queue, client,
     Queue.objects.update(consumers=2)
     Watch.objects.update(consumers_counted_at=timezone.now())
     page = page_of(listed_queue, client)
-    assert page.index("It has had no consumer.") < page.index("<dt>Messages</dt>")
+    assert page.index("It has no consumer.") < page.index("<dt>Messages</dt>")
     # What the page fetched is stored, for mails.
     listed_queue.refresh_from_db()
     assert listed_queue.activity["consumers"] == 0

@@ -39,9 +39,9 @@ def test_a_queue_has_one_level_and_one_word(fields, level, word):
 @pytest.mark.parametrize(
     ("seconds", "fields", "level", "word"),
     [
-        (1_799, {}, "critical", "30 min left"),
+        (1_799, {}, "critical", "deleted in 30 min"),
         (1_800, {}, "normal", "healthy"),
-        (1_800, {"ready": 3_000, "state": "warned"}, "warning", "30 min left"),
+        (1_800, {"ready": 3_000, "state": "warned"}, "warning", "deleted in 30 min"),
         (90_000, {"ready": 3_000, "state": "warned"}, "warning", "over threshold"),
         (60, {"unbounded": True}, "normal", "healthy"),
     ],

@@ -60,7 +60,7 @@ def test_a_queue_shows_its_rate_and_the_time_to_its_limit(visit, pulse_user):
     QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=2_800)
     page = visit().text
     assert re.search(r"\+1[12]\d/min", page)
-    assert "42 min left" in page
+    assert "deleted in 42 min" in page
     assert '<svg class="sparkline"' in page
 
 
@@ -71,7 +71,7 @@ def test_a_healthy_queue_that_fills_within_half_an_hour_comes_first(visit, pulse
     QueueSample.objects.create(queue=queue, at=timezone.now() - timedelta(seconds=100), length=100)
     page = visit().text
     assert "<h1>2 of 3 queues need attention</h1>" in page
-    assert page.index(">queue/alice/burst<") < page.index("13 min left") < page.index(">queue/alice/long<")
+    assert page.index(">queue/alice/burst<") < page.index("deleted in 13 min") < page.index(">queue/alice/long<")
     assert "queue/alice/slow" not in page
 
 
@@ -81,7 +81,7 @@ def test_while_the_broker_is_down_nothing_is_predicted(visit, pulse_user):
     Watch.objects.update(listed_at=timezone.now() - timedelta(hours=1), outage_since=timezone.now())
     page = visit().text
     assert "over threshold" in page
-    assert "min left" not in page
+    assert "deleted in" not in page
     assert "/min" not in page
 
 

@@ -97,7 +97,7 @@ def test_a_new_owner_signs_in_creates_a_pulse_user_and_deletes_a_queue(
     program.publish(4)
     run_once()
     page.clock.fast_forward("00:05")
-    expect(row).to_contain_text(re.compile("left|over threshold"))
+    expect(row).to_contain_text(re.compile("deleted in|over threshold"))
 
     # The warning links to the queue's page, whose chart has a text description.
     sending.send_due()

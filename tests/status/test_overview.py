@@ -157,6 +157,7 @@ def test_a_time_without_a_pass_is_a_gap_in_the_chart():
     gaps = [gap.words for gap in passes.gaps]
     assert gaps == ["from 11:10 for 20 minutes", "from 11:31 for 26 minutes", "from 11:57 for 3 minutes"]
     assert (passes.gaps[0].left, passes.gaps[0].width) == (pytest.approx(16.67), pytest.approx(33.33))
+    assert drawn(*((minutes, 0) for minutes in range(50, 0, -5))).gaps_in_words == "10 times from 11:10 to 12:00"
 
 
 # The figures
