@@ -28,6 +28,8 @@ def judged(seconds_to_max=None, *, was_deleted=False, **fields):
         ({"ready": 9_000, "state": "warned"}, "critical", "over deletion limit"),
         ({"ready": 9_000, "state": "deleting"}, "critical", "about to be deleted"),
         ({"ready": 9_000, "state": "deleting", "block_reason": "brake"}, "critical", "deletion blocked"),
+        ({"ready": 9_000, "state": "warned", "block_reason": "brake", "unbounded": True}, "warning", "over threshold"),
+        ({"ready": 0, "state": "warned", "consumers": 1}, "normal", "healthy"),
         ({"state": "gone"}, "normal", "gone"),
         ({"state": "gone", "was_deleted": True}, "critical", "deleted"),
     ],

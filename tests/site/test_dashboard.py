@@ -7,6 +7,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Invitation
+from queues.actions import limit_requests, notices
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.support.archives import store_archive
 from tests.support.toolbox import queue_row
@@ -73,6 +74,18 @@ def test_a_healthy_queue_that_fills_within_half_an_hour_comes_first(visit, pulse
     assert "<h1>2 of 3 queues need attention</h1>" in page
     assert page.index(">queue/alice/burst<") < page.index("deleted in 13 min") < page.index(">queue/alice/long<")
     assert "queue/alice/slow" not in page
+
+
+def test_a_queue_that_somebody_is_on_follows_the_others_and_names_the_limit_asked_for(
+    visit, pulse_user, alice, operator
+):
+    queue = new_queue("queue/alice/taken", pulse_user, ready=7_000, state=Queue.State.WARNED)
+    Queue.objects.update(warned_since=timezone.now())
+    new_queue("queue/alice/other", pulse_user, ready=3_000, state=Queue.State.WARNED)
+    notices.acknowledge(queue, alice)
+    limit_requests.ask(queue, alice, 20_000, "a release")
+    page = visit().text
+    assert page.index(">queue/alice/other<") < page.index(">queue/alice/taken<") < page.index("Asked for 20,000")
 
 
 def test_while_the_broker_is_down_nothing_is_predicted(visit, pulse_user):
