@@ -12,8 +12,9 @@ import yaml
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
-from accounts.models import AuditEntry, Owner, PulseUser, Vouching
+from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pulse_users.creation import create_pulse_user
 from agents.models import Offering
 from core.leases import lease
@@ -112,6 +113,38 @@ def test_an_exported_installation_is_the_same_after_it_is_applied_to_an_empty_on
     assert (code, output) == (0, "0 to create, 0 to adopt, 0 to change, 0 to remove, 8 unchanged.\n")
 
 
+def test_an_export_leaves_out_what_an_empty_installation_would_refuse(apply, export, management, name, guarded):
+    """Its comments say so."""
+    long = f"queue/{name}/long"
+    assert apply(EVERYTHING)[0] == 0
+    of_pulse_user = "pulse_users: {NAME: {warn_length: null, max_length: 90000}}"
+    assert apply(f"{of_pulse_user}\nqueues: [{{name: {long}, warn_length: 20000}}]")[0] == 0
+    stored_queue("temporary", vhost=guarded, limits_until=timezone.now(), limits_before={"max_length": 9})
+    Owner.objects.create_user("old@straße.de", vouched=True)
+    owned = PulseUser.objects.create(username="owned", ready=True)
+    owned.owners.add(Owner.objects.get(email="bob@example.org"))
+    PulseUser.objects.create(username="of-nobody", ready=True)
+    pulse_user = PulseUser.objects.get(username=name)
+    NotificationAddress.objects.create(pulse_user=pulse_user, email="alice@example.org")
+    Offering.objects.get().members.add(Owner.objects.get(email="bob@example.org"))
+    exported = export()
+    assert exported.startswith(
+        "# Left out, because not all people have access: the Pulse user of-nobody.\n"
+        "# Left out, because not all people have access: the Pulse user owned.\n"
+        "# Left out, because not all people have access: the members of the offering 6f1ed"
+    )
+    assert {"name": "temporary", "vhost": guarded, "warn_length": None, "max_length": 9, "unbounded": False} in (
+        yaml.safe_load(exported)["queues"]
+    )
+    code, output = apply(exported.replace("version: 1\n", ""))
+    assert (code, "0 to create, 0 to adopt, 0 to change" in output) == (0, True)
+    PulseUser.objects.exclude(username=name).delete()
+    empty_installation(management)
+    code, output = apply(exported.replace("version: 1\n", ""))
+    assert code == 0, output
+    assert Queue.objects.get(name=long).warn_length == 20_000
+
+
 def test_what_apply_does_is_in_the_audit_trail_and_owners_are_notified(apply, tmp_path):
     path = f"{tmp_path}/installation.yaml"
     assert apply(EVERYTHING)[0] == 0
@@ -144,7 +177,10 @@ def test_passwords_are_written_once_to_files_for_their_reader_alone(apply, tmp_p
     pulse_user = OWNERS + "pulse_users: {NAME: {owners: [alice@example.org]}}"
     assert apply(pulse_user, "--passwords", str(folder)) == (1, f"{folder} is not a folder. Create it first.")
     folder.mkdir()
-    (folder / name).write_text("of a run that was killed")
+    (folder / "README.md").write_text("a name that a Pulse user can have")
+    code, output = apply(pulse_user, "--passwords", str(folder))
+    assert (code, output) == (1, f"{folder} is not empty. Name an empty folder, so that no file is replaced.")
+    (folder / "README.md").unlink()
     assert apply(pulse_user, "--passwords", str(folder))[0] == 0
     [file] = folder.iterdir()
     assert (file.name, stat.S_IMODE(file.stat().st_mode)) == (name, 0o600)
@@ -253,6 +289,40 @@ def test_prune_removes_what_apply_created_with_its_queues(apply, name, managemen
     assert (queue_names(management, guarded), Application.objects.count()) == (set(), 0)
     assert Queue.objects.filter(unbounded=True).count() == 0
     assert apply(text, "--prune")[0] == 0
+
+
+def test_prune_removes_nothing_that_a_person_changed(apply, guarded):
+    stored_queue("a", vhost=guarded, ready=0, unacknowledged=0)
+    text = OWNERS + "queues: [{name: a, vhost: VHOST, max_length: 9}]"
+    assert apply(text)[0] == 0
+    assert apply(text.replace("9}", "8}"))[0] == 0  # also of apply
+    Owner.objects.filter(email="bob@example.org").update(email="bobby@example.org")
+    without_both = "owners: {alice@example.org: {}}"
+    assert "2 to remove" not in apply(without_both, "--prune", "--dry-run")[1]
+    assert "- remove limits of the queue a" in apply(without_both, "--prune", "--dry-run")[1]
+    Queue.objects.update(max_length=7)
+    code, output = apply(without_both, "--prune")
+    assert (code, output.count("Not removed: ")) == (0, 2)
+    assert apply(text.replace("9}", "null}"))[0] == 0
+    assert not Created.objects.filter(kind="queue").exists()
+
+
+def test_a_plan_shows_queues_that_no_pass_has_listed(apply, name, management, guarded):
+    assert apply(OWNERS + "pulse_users: {NAME: {owners: [alice@example.org]}}")[0] == 0
+    management.declare_queue(guarded, f"queue/{name}/live")
+    code, output = apply(OWNERS, "--prune")
+    assert (code, f"deletes queue/{name}/live in {guarded} with an unknown number of messages" in output) == (2, True)
+    assert apply(OWNERS, "--prune", "--yes", digest_in(output))[0] == 0
+    assert queue_names(management, guarded) == set()
+
+
+def test_the_queues_that_a_plan_deletes_are_those_of_all_its_changes(apply, pulse_user, guarded):
+    row = partial(stored_queue, vhost=guarded, pulse_user=pulse_user, ready=8, unacknowledged=0)
+    row("queue/alice/long", unbounded=True)
+    row("queue/alice/kept")
+    kept = "{name: queue/alice/kept, max_length: 50}"
+    text = f"pulse_users: {{alice: {{max_length: 7}}}}\nqueues: [{{name: queue/alice/long, unbounded: false}}, {kept}]"
+    assert "This deletes 1 queue with 8 messages.\n  deletes queue/alice/long" in apply(text)[1]
 
 
 def test_a_removal_needs_the_digest_of_the_plan_and_the_brake_limits_it(apply, settings):
