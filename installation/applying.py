@@ -261,9 +261,9 @@ def _set_limits(change: Change, confirm: str = "") -> None:
         if row is None:
             [row] = unbounded.unlisted_rows([(vhost, name)])
         if row.pulse_user is None and vhost == settings.GUARDIAN_PULSE_VHOST and not row.registered:
-            # The limits are checked with its thresholds. The next pass would set it, too.
-            row.pulse_user = PulseUser.objects.filter(username=user_of_queue(name) or "").first()
-            row.save(update_fields=["pulse_user"])
+            # The limits are checked with the thresholds of its Pulse user. The next pass would set it, too.
+            pulse_user = PulseUser.objects.filter(username=user_of_queue(name) or "").first()
+            Queue.objects.filter(pk=row.pk).update(pulse_user=pulse_user)
         before = limits_of(with_old_limits(row))
         limits: dict[str, Any] = {**before, **change.new}
         for error in single.set_limits_of_all([row], None, limits, confirm).values():

@@ -4,11 +4,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import yaml
+from django.conf import settings
 
 from accounts.importing.adoption import Step
 from accounts.importing.pulseguardian import CREATE_OPERATOR, PROMOTE
 from accounts.models import normalize_address
 from installation.resources import DEFAULTS, PEOPLE, Kind, Present, State
+from rabbit.names import user_of_queue
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -23,7 +25,6 @@ def of_state(state: State) -> str:
     found: dict[Kind, list[Present]] = {
         kind: sorted((one for one in state.of_kind(kind) if not one.obstacle), key=lambda one: one.key) for kind in Kind
     }
-    limited = [one for one in found[Kind.QUEUE] if one.values != DEFAULTS[Kind.QUEUE]]
     owners = {
         one.key[0]: dict(one.values)
         for one in found[Kind.OWNER]
@@ -35,12 +36,19 @@ def of_state(state: State) -> str:
         if one.is_whole and one.values["owners"] and usable.issuperset(one.values["owners"]):
             pulse_users[one.key[0]] = dict(one.values)
         elif one.is_whole:
-            left_out.append(f"the Pulse user {one.key[0]}")
+            left_out.append(f"the Pulse user {one.key[0]} and limits of its queues")
     for one in found[Kind.OFFERING]:
         lost = [field for field in PEOPLE[Kind.OFFERING] if not usable.issuperset(one.values[field])]
         values = {name: value for name, value in one.values.items() if name not in lost}
         offerings.append({**values, "uuid": one.key[0]})
         left_out += [f"the {field} of the offering {one.key[0]}" for field in lost]
+    without = {one.key[0] for one in state.of_kind(Kind.PULSE_USER)} - pulse_users.keys()
+    limited = [
+        one
+        for one in found[Kind.QUEUE]
+        if one.values != DEFAULTS[Kind.QUEUE]
+        and not (one.key[0] == settings.GUARDIAN_PULSE_VHOST and user_of_queue(one.key[1]) in without)
+    ]
     comments = [f"# Left out, because not all people have access: {what}.\n" for what in left_out]
     return "".join(comments) + _as_yaml(
         owners=owners,

@@ -38,6 +38,7 @@ _IN_PYTHON = {
     bool: "true or false",
     int: "a number",
     float: "a number",
+    bytes: "binary data",
 }
 
 

@@ -120,6 +120,7 @@ def test_an_export_leaves_out_what_an_empty_installation_would_refuse(apply, exp
     of_pulse_user = "pulse_users: {NAME: {warn_length: null, max_length: 90000}}"
     assert apply(f"{of_pulse_user}\nqueues: [{{name: {long}, warn_length: 20000}}]")[0] == 0
     stored_queue("temporary", vhost=guarded, limits_until=timezone.now(), limits_before={"max_length": 9})
+    stored_queue("queue/owned/long", vhost=guarded, warn_length=20_000, max_length=30_000)
     Owner.objects.create_user("old@straße.de", vouched=True)
     owned = PulseUser.objects.create(username="owned", ready=True)
     owned.owners.add(Owner.objects.get(email="bob@example.org"))
@@ -129,8 +130,8 @@ def test_an_export_leaves_out_what_an_empty_installation_would_refuse(apply, exp
     Offering.objects.get().members.add(Owner.objects.get(email="bob@example.org"))
     exported = export()
     assert exported.startswith(
-        "# Left out, because not all people have access: the Pulse user of-nobody.\n"
-        "# Left out, because not all people have access: the Pulse user owned.\n"
+        "# Left out, because not all people have access: the Pulse user of-nobody and limits of its queues.\n"
+        "# Left out, because not all people have access: the Pulse user owned and limits of its queues.\n"
         "# Left out, because not all people have access: the members of the offering 6f1ed"
     )
     assert {"name": "temporary", "vhost": guarded, "warn_length": None, "max_length": 9, "unbounded": False} in (
