@@ -17,7 +17,7 @@ from django.utils import timezone
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pulse_users.creation import create_pulse_user
 from agents.models import Offering
-from core.leases import lease
+from core.leases import LeaseLost, lease
 from core.models import Removal
 from installation import consequences, present, reading
 from installation.applying import Applier
@@ -263,6 +263,17 @@ def test_users_of_the_broker_are_adopted_and_keep_their_passwords(apply, name, m
     assert PulseUser.objects.exists()  # apply did not create it
 
 
+def test_an_adoption_with_a_lower_limit_shows_the_queues_that_it_deletes(apply, name, management, guarded):
+    management.put_user(name, "a password")
+    management.set_permissions(guarded, name, Permissions("", "", ".*"))
+    stored_queue(f"queue/{name}/a", vhost=guarded, ready=8, unacknowledged=0)
+    text = OWNERS + "pulse_users: {NAME: {owners: [bob@example.org], max_length: 7}}"
+    code, output = apply(text)
+    assert (code, f"deletes queue/{name}/a in {guarded} with 8 messages" in output) == (2, True)
+    assert apply(text, "--yes", digest_in(output))[0] == 0
+    assert PulseUser.objects.get().max_length == 7
+
+
 def test_owners_are_replaced_and_those_who_left_are_notified(apply, alice, bob, pulse_user, mailbox):
     retired = Owner.objects.create_user("retired@example.org", is_active=False)
     pulse_user.owners.add(retired)
@@ -337,6 +348,16 @@ def test_a_removal_needs_the_digest_of_the_plan_and_the_brake_limits_it(apply, s
     assert apply(OWNERS, "--prune", "--dry-run")[0] == 3
 
 
+def test_the_brake_counts_the_queues_with_limits_of_a_file_with_patterns(apply, settings, guarded):
+    limited = OWNERS + "queues: [{name: a, unbounded: true}, {name: b, unbounded: true}]"
+    assert apply(limited)[0] == 0
+    for number in range(8):
+        stored_queue(f"without-{number}", vhost=guarded)
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    output = apply(OWNERS + "queues: [{pattern: none, unbounded: true}]", "--prune", "--dry-run")[1]
+    assert "The brake blocks the removal of 2 of 2 limits" in output
+
+
 def test_a_change_that_fails_leaves_the_others(apply, name, management, guarded, monkeypatch):
     monkeypatch.setattr(command, "PROGRESS_SECONDS", 0)
     management.declare_queue(guarded, f"queue/{name}/of-nobody")
@@ -360,6 +381,16 @@ def test_only_one_process_applies_a_file_at_a_time(apply):
         code, output = apply(OWNERS)
     assert (code, Owner.objects.count()) == (1, 0)
     assert "Another apply is running" in output
+
+
+def test_after_the_lease_expired_nothing_more_is_done(db):
+    wanted = reading.read(f"version: 1\n{OWNERS}".encode())
+    plan = make_plan(wanted, present.read(wanted))
+    with lease("apply") as held:
+        held.release()
+        with pytest.raises(LeaseLost):
+            next(Applier("a file", consequences.Effect([])).carry_out(plan, held))
+    assert not Owner.objects.exists()
 
 
 def test_a_file_of_an_import_does_what_the_import_would_do(apply, name, alice, management, tmp_path):
