@@ -7,12 +7,13 @@ are changed by several threads: creating one is mostly waiting for the broker.
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from django.conf import settings
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
 from django.db import connection, transaction
 
@@ -40,11 +41,15 @@ from queues.actions import single, unbounded
 from queues.models import Queue
 from queues.rules.temporary_limits import limits_of, with_old_limits
 from rabbit.errors import BrokerError, BrokerUnavailable
+from rabbit.names import user_of_queue
 from rabbit.threads import ContextThreadPool
 
 THREADS = 4
 BATCH = 10
 """Pulse users that a thread changes with one connection to the database."""
+
+RENEW_SECONDS = 10.0
+"""The longest wait for threads between two looks at the lease."""
 
 EXPECTED = (
     ValidationError, PermissionDenied, ObjectDoesNotExist, BrokerError, ConfirmationRequired, LockTaken, LeaseTaken,
@@ -84,15 +89,18 @@ class Applier:
             try:
                 for is_of_pulse_users, group in groupby(plan.changes, lambda one: one.kind is Kind.PULSE_USER):
                     changes = list(group)
-                    if is_of_pulse_users and len(changes) > 1:
-                        starts = range(0, len(changes), BATCH)
-                        calls = [pool.submit(self._try_each, changes[start : start + BATCH]) for start in starts]
-                        results = (result for call in as_completed(calls) for result in call.result())
-                    else:
-                        results = (self._try(change) for change in changes)
-                    for result in results:
+                    if not (is_of_pulse_users and len(changes) > 1):
+                        for change in changes:
+                            lease.renew()
+                            yield self._try(change)
+                        continue
+                    lease.renew()
+                    starts = range(0, len(changes), BATCH)
+                    waiting = {pool.submit(self._try_each, changes[start : start + BATCH]) for start in starts}
+                    while waiting:
+                        done, waiting = wait(waiting, timeout=RENEW_SECONDS, return_when=FIRST_COMPLETED)
                         lease.renew_if_due()
-                        yield result
+                        yield from (result for call in done for result in call.result())
             finally:
                 self._is_stopped = True  # for what waits in the pool
 
@@ -156,7 +164,7 @@ class Applier:
                 return
             if owner is None:
                 owner = Owner.objects.create_user(change.name)
-                Created.record(Kind.OWNER, owner)
+                Created.record(Kind.OWNER, owner, change.key)
             if "operator" in change.new:
                 owner.is_staff = owner.is_superuser = change.new["operator"]
                 owner.save(update_fields=["is_staff", "is_superuser"])
@@ -179,7 +187,7 @@ class Applier:
             is_new = not Offering.objects.filter(uuid=key).exists()
             offering = save_offering(key, change.new.get("name", change.name), **people, replace=True)
             if is_new:
-                Created.record(Kind.OFFERING, offering)
+                Created.record(Kind.OFFERING, offering, (key.hex,))
 
     def _queue(self, change: Change) -> None:
         if change.pk:
@@ -192,7 +200,12 @@ class Applier:
         owners = _owners(new.pop("owners", []))
         match change.do:
             case Do.CREATE:
-                creation.create_pulse_user(change.name, owners, on_password=partial(self._keep, change.name))
+                try:
+                    creation.create_pulse_user(change.name, owners, on_password=partial(self._keep, change.name))
+                except Exception:
+                    if self._passwords is not None:  # the folder was empty, so the file is of this run
+                        (self._passwords / change.name).unlink(missing_ok=True)
+                    raise
             case Do.ADOPT:
                 emails = tuple(change.new["owners"])
                 adoption.adopt([adoption.Step("account", change.name, adoption.ADOPT, emails)], notify=True)
@@ -218,7 +231,6 @@ class Applier:
         """Write the password of a new Pulse user to a file that only this account can read."""
         if self._passwords is not None:
             path = self._passwords / username
-            path.unlink(missing_ok=True)  # of a run that was killed
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(f"{password}\n")
 
@@ -235,7 +247,9 @@ def _application(change: Change) -> None:
     with transaction.atomic():
         found = Application.objects.filter(name=change.name).first()
         if change.do is not Do.REMOVE:
-            Created.record(Kind.APPLICATION, applications.create_application(change.name))
+            application = applications.create_application(change.name)
+            if found is None:
+                Created.record(Kind.APPLICATION, application, change.key)
         elif found is not None and found.pk == change.pk:
             applications.delete_application(found)
 
@@ -243,17 +257,22 @@ def _application(change: Change) -> None:
 def _set_limits(change: Change, confirm: str = "") -> None:
     vhost, name = change.key
     with transaction.atomic():
-        row = Queue.objects.filter(vhost=vhost, name=name).first()
+        row = Queue.objects.filter(vhost=vhost, name=name).select_related("pulse_user").first()
         if row is None:
             [row] = unbounded.unlisted_rows([(vhost, name)])
-        had_limits = any(limits_of(row).values())
-        limits: dict[str, Any] = {**limits_of(with_old_limits(row)), **change.new}
+        if row.pulse_user is None and vhost == settings.GUARDIAN_PULSE_VHOST and not row.registered:
+            # The limits are checked with the thresholds of its Pulse user. The next pass would set it, too.
+            pulse_user = PulseUser.objects.filter(username=user_of_queue(name) or "").first()
+            Queue.objects.filter(pk=row.pk).update(pulse_user=pulse_user)
+        before = limits_of(with_old_limits(row))
+        limits: dict[str, Any] = {**before, **change.new}
         for error in single.set_limits_of_all([row], None, limits, confirm).values():
             raise error
-        if change.do is Do.REMOVE:
-            Created.objects.filter(kind="queue", object_id=row.pk).delete()
-        elif not had_limits:
-            Created.record(Kind.QUEUE, row)
+        record = Created.objects.filter(kind="queue", object_id=row.pk)
+        if not any(limits.values()):
+            record.delete()
+        elif not any(before.values()) or before in record.values_list("what", flat=True):
+            Created.record(Kind.QUEUE, row, limits)
 
 
 def _remove(pulse_user: PulseUser, confirm: str) -> None:

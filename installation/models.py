@@ -10,7 +10,7 @@ from django.db.models.signals import post_save
 from django.dispatch import receiver
 
 from accounts.models import PulseUser
-from installation.resources import Kind
+from installation.resources import Key, Kind, Values
 
 _applying: ContextVar[bool] = ContextVar("applying", default=False)
 
@@ -18,11 +18,13 @@ _applying: ContextVar[bool] = ContextVar("applying", default=False)
 class Created(models.Model):
     """A row that ``apply`` created. For a queue: its first own limits.
 
-    The primary key tells it from a later row of the same name that a person created.
+    The primary key tells it from a later row of the same name that a person created. If ``what`` is no longer true of
+    the row, a person has changed it, so ``--prune`` leaves it.
     """
 
     kind = models.CharField(max_length=20, choices=[(kind.name.lower(), kind.value) for kind in Kind])
     object_id = models.BigIntegerField(help_text="The primary key of the owner, Pulse user, queue and so on.")
+    what = models.JSONField(help_text="The key of the resource. For a queue: its own limits.")
     at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -32,9 +34,9 @@ class Created(models.Model):
         return f"{self.get_kind_display()} {self.object_id}"
 
     @classmethod
-    def record(cls, kind: Kind, row: models.Model) -> None:
+    def record(cls, kind: Kind, row: models.Model, what: Key | Values) -> None:
         """Record that ``apply`` creates this row. Call it in the transaction that inserts the row."""
-        cls.objects.get_or_create(kind=kind.name.lower(), object_id=row.pk)
+        cls.objects.update_or_create(kind=kind.name.lower(), object_id=row.pk, defaults={"what": what})
 
 
 @contextmanager
@@ -51,4 +53,4 @@ def recording_creations() -> Iterator[None]:
 def record_pulse_user(sender: object, instance: PulseUser, created: bool, **_: Any) -> None:
     """Record a Pulse user that ``apply`` creates: the function that pages use has transactions of its own."""
     if created and _applying.get():
-        Created.record(Kind.PULSE_USER, instance)
+        Created.record(Kind.PULSE_USER, instance, (instance.username,))

@@ -15,12 +15,29 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 
 from accounts.models import check_thresholds
+from accounts.pulse_users.validation import check_not_reserved
 from core.confirmation import AffectedQueue
+from core.refusals import Refusal
 from installation.reading import did_you_mean
-from installation.resources import DEFAULTS, PEOPLE, InvalidFile, Key, Kind, Position, Problem, State, Values, Wanted
+from installation.resources import (
+    DEFAULTS,
+    PEOPLE,
+    InvalidFile,
+    Key,
+    Kind,
+    Position,
+    Present,
+    Problem,
+    State,
+    Values,
+    Wanted,
+)
 from rabbit.names import readable, user_of_queue
 
 _THRESHOLDS = ("warn_length", "max_length")
+
+MAX_SUGGESTIONS = 10
+"""Problems with the most similar address: finding it takes a look at all owners."""
 
 
 class Do(Enum):
@@ -88,7 +105,8 @@ def make_plan(wanted: Sequence[Wanted], state: State, *, prune: bool = False) ->
         InvalidFile: the file asks for something that a rule forbids, or prunes without owners.
     """
     planner = _Planner(state)
-    for one in sorted(wanted, key=lambda one: bool(one.pattern)):  # names have precedence
+    # Queues last, because the thresholds of their Pulse users count. Names have precedence over patterns.
+    for one in sorted(wanted, key=lambda one: (one.kind is Kind.QUEUE, bool(one.pattern))):
         planner.add(one)
     if prune:
         planner.prune(any(one.kind is Kind.OWNER for one in wanted))
@@ -98,10 +116,21 @@ def make_plan(wanted: Sequence[Wanted], state: State, *, prune: bool = False) ->
     return Plan(sorted(planner.changes, key=_rank), planner.unchanged, planner.notes)
 
 
-def _rank(change: Change) -> tuple[bool, int, str]:
-    """Return the place of a change. Owners are created before what they own, and removed after it."""
-    is_removal, kind = change.do is Do.REMOVE, list(Kind).index(change.kind)
+def _rank(change: Change) -> tuple[bool, float, str]:
+    """Return the place of a change. Owners are created before what they own, and removed after it.
+
+    A Pulse user is created, and its limit raised, before the limits of its queues change. It is lowered after that.
+    """
+    is_removal, kind = change.do is Do.REMOVE, float(list(Kind).index(change.kind))
+    is_lowered = change.do is not Do.CREATE and _limit(change.new) < _limit(change.old)
+    if change.kind is Kind.PULSE_USER and not (is_removal or is_lowered):
+        kind -= 1.5
     return is_removal, -kind if is_removal else kind, change.name
+
+
+def _limit(values: Values) -> int:
+    limit = values.get("max_length")
+    return settings.GUARDIAN_MAX_QUEUE_LENGTH if limit is None else int(limit)
 
 
 class _Planner:
@@ -127,8 +156,12 @@ class _Planner:
         if wanted.pattern:
             matches = re.compile(wanted.pattern).fullmatch
             for one in self._state.of_kind(Kind.QUEUE):
-                if one.is_whole and not one.obstacle and one.key[0] == wanted.key[0] and matches(one.key[1]):
+                if one.key[0] != wanted.key[0] or not matches(one.key[1]):
+                    continue
+                if one.is_whole and not one.obstacle:
                     self._add(wanted, one.key, one.key[1])
+                else:
+                    self._kept.add((one.kind, one.key))
             return
         key = wanted.key
         if wanted.kind is Kind.OFFERING and not key:
@@ -139,8 +172,10 @@ class _Planner:
         self._add(wanted, key, wanted.name)
 
     def _add(self, wanted: Wanted, key: Key, name: str) -> None:
-        if (wanted.kind, key) in self._kept:
-            return  # another entry has precedence
+        if (wanted.kind, key) in self._kept:  # another entry has precedence
+            if not wanted.pattern:
+                self._refuse(wanted, "", f"'{wanted.name}' is here twice.")
+            return
         self._kept.add((wanted.kind, key))
         present = self._state.get(wanted.kind, key)
         if present is not None and present.obstacle:
@@ -163,12 +198,24 @@ class _Planner:
                     self._refuse(wanted, "", reason)
             if is_new and not values["owners"]:
                 self._refuse(wanted, "owners", "A new Pulse user needs at least one owner: write owners: [address].")
+            if do is Do.CREATE and is_new:
+                self._check_name(wanted)
+            for email in values["notification_emails"]:
+                if email in values["owners"] and email not in old["notification_emails"]:
+                    text = f"{email} belongs to an owner, who gets all notifications anyway. Leave it out."
+                    self._refuse(wanted, "notification_emails", text)
         new = {field: value for field, value in values.items() if value != old[field]}
         if new or (is_new and wanted.kind is not Kind.QUEUE):
             changed = {field: old[field] for field in new}
             self.changes.append(Change(do, wanted.kind, key, name, changed, new, present.pk if present else 0))
         else:
             self.unchanged += 1
+
+    def _check_name(self, wanted: Wanted) -> None:
+        try:
+            check_not_reserved(wanted.name)
+        except Refusal as error:
+            self._refuse(wanted, "", str(error))
 
     def _checked_owner(self, wanted: Wanted, old: Values, values: dict[str, Any]) -> dict[str, Any]:
         if values["operator"]:
@@ -191,7 +238,9 @@ class _Planner:
             self._kept.update((Kind.OWNER, (email,)) for email in wanted.values.get(people, ()))
             for email in sorted(set(values[people]) - set(old[people])):
                 if email not in self._owners:
-                    text = f"There is no active owner {email}, here or in the file.{did_you_mean(email, self._owners)}"
+                    is_shown = len(self.problems) < MAX_SUGGESTIONS
+                    suggestion = did_you_mean(email, self._owners) if is_shown else ""
+                    text = f"There is no active owner {email}, here or in the file.{suggestion}"
                     self._refuse(wanted, people, text)
                 elif not self._owners[email]["access"]:
                     self._refuse(wanted, people, f"{email} has no access to the broker. Write access: true.")
@@ -199,9 +248,7 @@ class _Planner:
     def _check_thresholds(self, wanted: Wanted, key: Key, values: Values) -> None:
         of_pulse_user: Values = {}
         if wanted.kind is Kind.QUEUE and key[0] == settings.GUARDIAN_PULSE_VHOST:
-            # Queues are changed before Pulse users, so the present thresholds count.
-            pulse_user = self._state.get(Kind.PULSE_USER, (user_of_queue(key[1]) or "",))
-            of_pulse_user = pulse_user.values if pulse_user else {}
+            of_pulse_user = self._pulse_users.get((user_of_queue(key[1]) or "",), {})
         thresholds = (values[name] if values[name] is not None else of_pulse_user.get(name) for name in _THRESHOLDS)
         try:
             if any(values[name] is not None for name in _THRESHOLDS):
@@ -219,12 +266,19 @@ class _Planner:
             text = "A file without owners removes nothing: it may be incomplete. Name the owners, or leave out --prune."
             self.problems.append(Problem(Position(1, 1), text))
             return
-        removed = [one for key, one in self._state.resources.items() if key in self._state.created - self._kept]
+        removed = []
+        for key, one in self._state.resources.items():
+            if key in self._kept or key not in self._state.created:
+                continue
+            if why_not := self._why_not_removed(one):
+                self.notes.append(f"Not removed: {one.kind.value} {_name(one)}, {why_not}.")
+            elif one.values != DEFAULTS[Kind.QUEUE]:
+                removed.append(one)
         for one in removed:
             self._pulse_users.pop(one.key if one.kind is Kind.PULSE_USER else (), None)
         still_own: Mapping[str, list[str]] = _owned(self._pulse_users)
         for one in removed:
-            name = one.values.get("name") or one.key[-1]
+            name = _name(one)
             if one.kind is Kind.OWNER and (owned := still_own.get(one.key[0])):
                 self.notes.append(f"The owner {name} stays, as the owner of {', '.join(sorted(owned))}.")
             elif not one.obstacle:
@@ -233,6 +287,18 @@ class _Planner:
                 self.changes.append(Change(Do.REMOVE, one.kind, one.key, name, one.values, reset, one.pk))
                 if one.kind is Kind.OWNER:
                     self._owners.pop(one.key[0], None)
+
+    def _why_not_removed(self, one: Present) -> str:
+        if one.kind is Kind.QUEUE and one.values == DEFAULTS[Kind.QUEUE]:
+            return ""  # nothing is left to remove
+        if not self._state.created[one.kind, one.key]:
+            return "because a person changed it since"
+        has_queues = one.kind is Kind.APPLICATION and one.key[0] in self._state.with_queues
+        return "because it has queues" if has_queues else ""
+
+
+def _name(one: Present) -> str:
+    return str(one.values.get("name") or one.key[-1])
 
 
 def _owned(pulse_users: Mapping[Key, Values]) -> dict[str, list[str]]:

@@ -8,34 +8,45 @@ from django.db.models import Model, Q
 
 from accounts.access.vouching import has_signed_in
 from accounts.importing.adoption import PulseUserLists
-from accounts.models import NotificationAddress, Owner, PulseUser, comparable
+from accounts.models import NotificationAddress, Owner, PulseUser, comparable, normalize_address
 from agents.models import Offering
 from installation.models import Created
 from installation.resources import Key, Kind, Present, State, Wanted
 from message_store.models import Application
+from message_store.store import store
 from queues.models import Queue
 from queues.rules.temporary_limits import with_old_limits
 
-_HAS_LIMITS = Q(warn_length__isnull=False) | Q(max_length__isnull=False) | Q(unbounded=True)
+_HAS_LIMITS = (
+    Q(warn_length__isnull=False) | Q(max_length__isnull=False) | Q(unbounded=True) | Q(limits_until__isnull=False)
+)
 
 
-def read(wanted: Sequence[Wanted] = ()) -> State:
+def read(wanted: Sequence[Wanted] = (), *, prune: bool = False) -> State:
     """Return the present resources: all with values of their own, and those that are wanted.
 
-    If Pulse users are to be created, this lists the users of the broker, with one request.
+    If Pulse users are to be created, this lists the users of the broker, with one request. With ``prune``, it asks the
+    message store for queues of the applications that the file no longer has.
 
     Raises:
         BrokerError: the broker is unreachable or refuses.
+        StoreUnavailable: the message store does not answer.
     """
-    created: dict[str, set[int]] = defaultdict(set)
-    for kind, pk in Created.objects.values_list("kind", "object_id"):
-        created[kind].add(pk)
+    created: dict[str, dict[int, Any]] = defaultdict(dict)
+    for kind, pk, what in Created.objects.values_list("kind", "object_id", "what"):
+        created[kind][pk] = what
     present = [*_owners(), *_applications(), *_offerings(), *_queues(wanted, created["queue"]), *_pulse_users()]
     resources = {(one.kind, one.key): one for one in present}
-    here = {key for key, one in resources.items() if one.pk in created[one.kind.name.lower()]}
+    here = {
+        key: created[kind][one.pk] == (one.values if one.kind is Kind.QUEUE else list(one.key))
+        for key, one in resources.items()
+        if one.pk in created[kind := one.kind.name.lower()]
+    }
+    pruned = here.keys() - {(one.kind, one.key) for one in wanted} if prune else ()
+    with_queues = {key[0] for kind, key in pruned if kind is Kind.APPLICATION and store().queues(key[0], limit=1)}
     stored = {key[0] for kind, key in resources if kind is Kind.PULSE_USER}
     new = {one.name for one in wanted if one.kind is Kind.PULSE_USER and one.name not in stored}
-    return State(resources, here, _broker_users(new) if new else {})
+    return State(resources, here, with_queues, _broker_users(new) if new else {})
 
 
 def _broker_users(names: Collection[str]) -> dict[str, str]:
@@ -69,7 +80,8 @@ def _offerings() -> Iterator[Present]:
 def _pulse_users() -> Iterator[Present]:
     owners, emails = _people(PulseUser.owners.through), defaultdict(list)
     for pk, email in NotificationAddress.objects.values_list("pulse_user", "email"):
-        emails[pk].append(comparable(email))
+        if (address := normalize_address(email)) not in owners[pk]:  # an owner gets all notifications anyway
+            emails[pk].append(address)
     for row in PulseUser.objects.all():
         values = {
             "owners": owners[row.pk],

@@ -38,6 +38,7 @@ _IN_PYTHON = {
     bool: "true or false",
     int: "a number",
     float: "a number",
+    bytes: "binary data",
 }
 
 
@@ -172,6 +173,7 @@ class _Reader:
         self._document = document
         self.problems: list[Problem] = []
         self._seen: set[tuple[Kind, Key]] = set()
+        self._offerings: dict[str, list[Key]] = {}
 
     def wanted(self) -> Iterator[Wanted]:
         data = self._document.data
@@ -211,7 +213,7 @@ class _Reader:
         if what == "pattern":
             try:
                 re.compile(name)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 self._add((*path, what), f"This is not a regular expression: {error}.")
         limits = {field: value for field, value in queue.items() if field not in (what, "vhost")}
         if not limits:
@@ -223,9 +225,12 @@ class _Reader:
     ) -> Wanted:
         at = self._document.keys.get(path) or self._document.values[path]
         identity = (kind, key or (name,)) if not pattern else (kind, (*key, "pattern"))
-        if identity in self._seen:
+        twins = self._offerings.setdefault(name, []) if kind is Kind.OFFERING else []
+        # With UUIDs, offerings can have the same name.
+        if identity in self._seen or (twins and not (key and all(twins))):
             self.problems.append(Problem(at, f"'{name}' is here twice."))
         self._seen.add(identity)
+        twins.append(key)
         values = dict(data)
         for field in (*PEOPLE.get(kind, ()), "notification_emails"):
             if field in values:

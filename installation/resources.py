@@ -100,12 +100,14 @@ class Present:
 class State:
     """The present installation.
 
-    ``created`` are the resources that an earlier ``apply`` created. ``broker_users`` maps users of the broker without
-    owners here to why they can't be adopted, or "".
+    ``created`` are the resources that an earlier ``apply`` created, mapped to whether they are as it left them: the
+    same address, or the same limits. ``with_queues`` are the applications among them that have queues. ``broker_users``
+    maps users of the broker without owners here to why they can't be adopted, or "".
     """
 
     resources: Mapping[tuple[Kind, Key], Present]
-    created: Set[tuple[Kind, Key]] = frozenset()
+    created: Mapping[tuple[Kind, Key], bool] = field(default_factory=dict)
+    with_queues: Set[str] = frozenset()
     broker_users: Mapping[str, str] = field(default_factory=dict)
 
     def of_kind(self, kind: Kind) -> list[Present]:

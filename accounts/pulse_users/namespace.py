@@ -4,6 +4,7 @@ The owners of a Pulse user can read and delete all of it. So a name that is in u
 adopts what there is.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from django.conf import settings
@@ -30,6 +31,11 @@ def belongings_of(management: Management, username: str) -> Belongings:
         sorted(name for name in queues if names.user_of_queue(name) == username),
         sorted(name for name in exchanges if names.user_of_exchange(name) == username),
     )
+
+
+def queues_of(management: Management, usernames: Collection[str]) -> list[str]:
+    """Return the names of the queues of these Pulse users."""
+    return sorted(name for name in _list(management).queues if names.user_of_queue(name) in usernames)
 
 
 def used_names(management: Management, username: str) -> Belongings:

@@ -74,11 +74,7 @@ def check_name(username: str) -> None:
         NameRefused: the name is invalid or reserved, or a Pulse user here has it.
     """
     check_syntax(username)
-    of_guardian = {name.casefold() for name in guardian_usernames()}
-    if is_reserved(username) or username.casefold() in of_guardian:
-        raise NameRefused(f"'{username}' is reserved; choose another name.")
-    if names.is_agents_login(username):
-        raise NameRefused("Names of 32 hex digits are reserved for agents' logins; choose another name.")
+    check_not_reserved(username)
     row = PulseUser.objects.filter(username=username).first()
     if row is None:
         return
@@ -86,6 +82,15 @@ def check_name(username: str) -> None:
         raise NameRefused(f"'{username}' is being removed; wait until it is gone, or choose another name.")
     if row.ready:
         raise NameRefused(f"'{username}' is taken; choose another name.")
+
+
+def check_not_reserved(username: str) -> None:
+    """Raise NameRefused if no Pulse user can be created with this name, because it is reserved."""
+    of_guardian = {name.casefold() for name in guardian_usernames()}
+    if is_reserved(username) or username.casefold() in of_guardian:
+        raise NameRefused(f"'{username}' is reserved; choose another name.")
+    if names.is_agents_login(username):
+        raise NameRefused("Names of 32 hex digits are reserved for agents' logins; choose another name.")
 
 
 def check_password(password: str, username: str) -> None:

@@ -17,6 +17,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(choices=[('owner', 'owner'), ('application', 'application'), ('offering', 'offering'), ('queue', 'limits of the queue'), ('pulse_user', 'Pulse user')], max_length=20)),
                 ('object_id', models.BigIntegerField(help_text='The primary key of the owner, Pulse user, queue and so on.')),
+                ('what', models.JSONField(help_text='The key of the resource. For a queue: its own limits.')),
                 ('at', models.DateTimeField(auto_now_add=True)),
             ],
             options={

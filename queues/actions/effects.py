@@ -30,7 +30,7 @@ def of_thresholds(changed: Sequence[tuple[PulseUser, PulseUser]]) -> Effect:
     by_name = {before.username: (before, after) for before, after in changed}
     return of_limits(
         (_with_pulse_user(queue, before), _with_pulse_user(queue, after))
-        for username, queue in _queues_of(by_name)
+        for username, queue in queues_of(by_name)
         for before, after in [by_name[username]]
     )
 
@@ -38,7 +38,7 @@ def of_thresholds(changed: Sequence[tuple[PulseUser, PulseUser]]) -> Effect:
 def of_removal(pulse_users: Sequence[PulseUser]) -> Effect:
     """Return the queues that are deleted with these Pulse users. A Pulse user that is being removed has none."""
     names = {pulse_user.username for pulse_user in pulse_users if pulse_user.removing_since is None}
-    return of_deletion(queue for _, queue in _queues_of(names))
+    return of_deletion(queue for _, queue in queues_of(names))
 
 
 def of_agents(owner: Owner) -> Effect:
@@ -78,7 +78,7 @@ def _with_pulse_user(queue: Queue, pulse_user: PulseUser) -> Queue:
     return changed
 
 
-def _queues_of(usernames: Collection[str]) -> Iterator[tuple[str, Queue]]:
+def queues_of(usernames: Collection[str]) -> Iterator[tuple[str, Queue]]:
     """Yield the queues of these Pulse users. A queue's row lacks its Pulse user until the pass after an adoption."""
     if not usernames:
         return

@@ -12,11 +12,12 @@ import yaml
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
-from accounts.models import AuditEntry, Owner, PulseUser, Vouching
+from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pulse_users.creation import create_pulse_user
 from agents.models import Offering
-from core.leases import lease
+from core.leases import LeaseLost, lease
 from core.models import Removal
 from installation import consequences, present, reading
 from installation.applying import Applier
@@ -112,6 +113,39 @@ def test_an_exported_installation_is_the_same_after_it_is_applied_to_an_empty_on
     assert (code, output) == (0, "0 to create, 0 to adopt, 0 to change, 0 to remove, 8 unchanged.\n")
 
 
+def test_an_export_leaves_out_what_an_empty_installation_would_refuse(apply, export, management, name, guarded):
+    """Its comments say so."""
+    long = f"queue/{name}/long"
+    assert apply(EVERYTHING)[0] == 0
+    of_pulse_user = "pulse_users: {NAME: {warn_length: null, max_length: 90000}}"
+    assert apply(f"{of_pulse_user}\nqueues: [{{name: {long}, warn_length: 20000}}]")[0] == 0
+    stored_queue("temporary", vhost=guarded, limits_until=timezone.now(), limits_before={"max_length": 9})
+    stored_queue("queue/owned/long", vhost=guarded, warn_length=20_000, max_length=30_000)
+    Owner.objects.create_user("old@straße.de", vouched=True)
+    owned = PulseUser.objects.create(username="owned", ready=True)
+    owned.owners.add(Owner.objects.get(email="bob@example.org"))
+    PulseUser.objects.create(username="of-nobody", ready=True)
+    pulse_user = PulseUser.objects.get(username=name)
+    NotificationAddress.objects.create(pulse_user=pulse_user, email="alice@example.org")
+    Offering.objects.get().members.add(Owner.objects.get(email="bob@example.org"))
+    exported = export()
+    assert exported.startswith(
+        "# Left out, because not all people have access: the Pulse user of-nobody and limits of its queues.\n"
+        "# Left out, because not all people have access: the Pulse user owned and limits of its queues.\n"
+        "# Left out, because not all people have access: the members of the offering 6f1ed"
+    )
+    assert {"name": "temporary", "vhost": guarded, "warn_length": None, "max_length": 9, "unbounded": False} in (
+        yaml.safe_load(exported)["queues"]
+    )
+    code, output = apply(exported.replace("version: 1\n", ""))
+    assert (code, "0 to create, 0 to adopt, 0 to change" in output) == (0, True)
+    PulseUser.objects.exclude(username=name).delete()
+    empty_installation(management)
+    code, output = apply(exported.replace("version: 1\n", ""))
+    assert code == 0, output
+    assert Queue.objects.get(name=long).warn_length == 20_000
+
+
 def test_what_apply_does_is_in_the_audit_trail_and_owners_are_notified(apply, tmp_path):
     path = f"{tmp_path}/installation.yaml"
     assert apply(EVERYTHING)[0] == 0
@@ -144,7 +178,10 @@ def test_passwords_are_written_once_to_files_for_their_reader_alone(apply, tmp_p
     pulse_user = OWNERS + "pulse_users: {NAME: {owners: [alice@example.org]}}"
     assert apply(pulse_user, "--passwords", str(folder)) == (1, f"{folder} is not a folder. Create it first.")
     folder.mkdir()
-    (folder / name).write_text("of a run that was killed")
+    (folder / "README.md").write_text("a name that a Pulse user can have")
+    code, output = apply(pulse_user, "--passwords", str(folder))
+    assert (code, output) == (1, f"{folder} is not empty. Name an empty folder, so that no file is replaced.")
+    (folder / "README.md").unlink()
     assert apply(pulse_user, "--passwords", str(folder))[0] == 0
     [file] = folder.iterdir()
     assert (file.name, stat.S_IMODE(file.stat().st_mode)) == (name, 0o600)
@@ -226,6 +263,17 @@ def test_users_of_the_broker_are_adopted_and_keep_their_passwords(apply, name, m
     assert PulseUser.objects.exists()  # apply did not create it
 
 
+def test_an_adoption_with_a_lower_limit_shows_the_queues_that_it_deletes(apply, name, management, guarded):
+    management.put_user(name, "a password")
+    management.set_permissions(guarded, name, Permissions("", "", ".*"))
+    stored_queue(f"queue/{name}/a", vhost=guarded, ready=8, unacknowledged=0)
+    text = OWNERS + "pulse_users: {NAME: {owners: [bob@example.org], max_length: 7}}"
+    code, output = apply(text)
+    assert (code, f"deletes queue/{name}/a in {guarded} with 8 messages" in output) == (2, True)
+    assert apply(text, "--yes", digest_in(output))[0] == 0
+    assert PulseUser.objects.get().max_length == 7
+
+
 def test_owners_are_replaced_and_those_who_left_are_notified(apply, alice, bob, pulse_user, mailbox):
     retired = Owner.objects.create_user("retired@example.org", is_active=False)
     pulse_user.owners.add(retired)
@@ -255,6 +303,40 @@ def test_prune_removes_what_apply_created_with_its_queues(apply, name, managemen
     assert apply(text, "--prune")[0] == 0
 
 
+def test_prune_removes_nothing_that_a_person_changed(apply, guarded):
+    stored_queue("a", vhost=guarded, ready=0, unacknowledged=0)
+    text = OWNERS + "queues: [{name: a, vhost: VHOST, max_length: 9}]"
+    assert apply(text)[0] == 0
+    assert apply(text.replace("9}", "8}"))[0] == 0  # also of apply
+    Owner.objects.filter(email="bob@example.org").update(email="bobby@example.org")
+    without_both = "owners: {alice@example.org: {}}"
+    assert "2 to remove" not in apply(without_both, "--prune", "--dry-run")[1]
+    assert "- remove limits of the queue a" in apply(without_both, "--prune", "--dry-run")[1]
+    Queue.objects.update(max_length=7)
+    code, output = apply(without_both, "--prune")
+    assert (code, output.count("Not removed: ")) == (0, 2)
+    assert apply(text.replace("9}", "null}"))[0] == 0
+    assert not Created.objects.filter(kind="queue").exists()
+
+
+def test_a_plan_shows_queues_that_no_pass_has_listed(apply, name, management, guarded):
+    assert apply(OWNERS + "pulse_users: {NAME: {owners: [alice@example.org]}}")[0] == 0
+    management.declare_queue(guarded, f"queue/{name}/live")
+    code, output = apply(OWNERS, "--prune")
+    assert (code, f"deletes queue/{name}/live in {guarded} with an unknown number of messages" in output) == (2, True)
+    assert apply(OWNERS, "--prune", "--yes", digest_in(output))[0] == 0
+    assert queue_names(management, guarded) == set()
+
+
+def test_the_queues_that_a_plan_deletes_are_those_of_all_its_changes(apply, pulse_user, guarded):
+    row = partial(stored_queue, vhost=guarded, pulse_user=pulse_user, ready=8, unacknowledged=0)
+    row("queue/alice/long", unbounded=True)
+    row("queue/alice/kept")
+    kept = "{name: queue/alice/kept, max_length: 50}"
+    text = f"pulse_users: {{alice: {{max_length: 7}}}}\nqueues: [{{name: queue/alice/long, unbounded: false}}, {kept}]"
+    assert "This deletes 1 queue with 8 messages.\n  deletes queue/alice/long" in apply(text)[1]
+
+
 def test_a_removal_needs_the_digest_of_the_plan_and_the_brake_limits_it(apply, settings):
     apply(OWNERS + "applications: [a, b]")
     code, output = apply(OWNERS, "--prune")
@@ -264,6 +346,16 @@ def test_a_removal_needs_the_digest_of_the_plan_and_the_brake_limits_it(apply, s
     assert (code, Application.objects.count()) == (3, 2)
     assert "The brake blocks the removal of 2 of 2 applications; at most 1 are allowed." in output
     assert apply(OWNERS, "--prune", "--dry-run")[0] == 3
+
+
+def test_the_brake_counts_the_queues_with_limits_of_a_file_with_patterns(apply, settings, guarded):
+    limited = OWNERS + "queues: [{name: a, unbounded: true}, {name: b, unbounded: true}]"
+    assert apply(limited)[0] == 0
+    for number in range(8):
+        stored_queue(f"without-{number}", vhost=guarded)
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    output = apply(OWNERS + "queues: [{pattern: none, unbounded: true}]", "--prune", "--dry-run")[1]
+    assert "The brake blocks the removal of 2 of 2 limits" in output
 
 
 def test_a_change_that_fails_leaves_the_others(apply, name, management, guarded, monkeypatch):
@@ -289,6 +381,16 @@ def test_only_one_process_applies_a_file_at_a_time(apply):
         code, output = apply(OWNERS)
     assert (code, Owner.objects.count()) == (1, 0)
     assert "Another apply is running" in output
+
+
+def test_after_the_lease_expired_nothing_more_is_done(db):
+    wanted = reading.read(f"version: 1\n{OWNERS}".encode())
+    plan = make_plan(wanted, present.read(wanted))
+    with lease("apply") as held:
+        held.release()
+        with pytest.raises(LeaseLost):
+            next(Applier("a file", consequences.Effect([])).carry_out(plan, held))
+    assert not Owner.objects.exists()
 
 
 def test_a_file_of_an_import_does_what_the_import_would_do(apply, name, alice, management, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from installation import reading
-from installation.planning import make_plan
+from installation.planning import Do, make_plan
 from installation.resources import DEFAULTS, InvalidFile, Kind, Present, State
 
 
@@ -18,12 +18,15 @@ OPS = present(Kind.OWNER, "ops@example.org", access=True, operator=True)
 CI = present(Kind.PULSE_USER, "ci", pk=7, owners=["alice@example.org"], max_length=8000)
 LONG = present(Kind.QUEUE, "/", "queue/ci/long", pk=8, max_length=9000)
 HPC = present(Kind.OFFERING, "11" * 16, pk=9, name="hpc", members=["alice@example.org"])
-PRESENT = [ALICE, BOB, OPS, CI, LONG, HPC]
+GONE_QUEUE = present(Kind.QUEUE, "/", "queue/ci/gone", pk=10, max_length=9, is_whole=False)
+PELICAN = present(Kind.APPLICATION, "pelican", pk=11)
+PRESENT = [ALICE, BOB, OPS, CI, present(Kind.PULSE_USER, "ops", pk=12), LONG, HPC]
 
 
-def state(*others, created=(), broker_users=()):
+def state(*others, created=(), changed=(), broker_users=(), with_queues=()):
     rows = {(one.kind, one.key): one for one in [*PRESENT, *others]}
-    return State(rows, {(one.kind, one.key) for one in created}, dict(broker_users))
+    here = {(one.kind, one.key): one not in changed for one in (*created, *changed)}
+    return State(rows, here, set(with_queues), dict(broker_users))
 
 
 def plan(text, *others, prune=False, **options):
@@ -38,6 +41,10 @@ PATTERN_AND_NAME = """\
 queues:
 - {pattern: 'queue/.*', max_length: 1}
 - {name: queue/ci/long, max_length: 9000}"""
+
+RAISED_AND_LOWERED = """\
+queues: [{name: queue/ci/long, warn_length: 20000, max_length: null}]
+pulse_users: {ci: {max_length: 90000}, ops: {max_length: 9}}"""
 
 CHANGES = {
     "owners: {carol@example.org: {access: true}}": ["+ create owner carol@example.org: access yes"],
@@ -58,6 +65,11 @@ CHANGES = {
     ],
     "queues: [{pattern: 'queue/ci/lon', max_length: 6}]": [],
     PATTERN_AND_NAME: [],
+    RAISED_AND_LOWERED: [
+        "~ change Pulse user ci: max_length 8000 → 90000",
+        "~ change limits of the queue queue/ci/long in /: warn_length default → 20000, max_length 9000 → default",
+        "~ change Pulse user ops: max_length default → 9",
+    ],
     "applications: [pelican]": ["+ create application pelican"],
 }
 
@@ -65,7 +77,7 @@ CHANGES = {
 @pytest.fixture(autouse=True)
 def defaults(settings):
     settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH = 5, 10_000
-    settings.GUARDIAN_PULSE_VHOST = "/"
+    settings.GUARDIAN_PULSE_VHOST, settings.GUARDIAN_RESERVED_USERS = "/", ["guest-.*"]
 
 
 @pytest.mark.parametrize(("text", "changes"), CHANGES.items())
@@ -83,6 +95,12 @@ REFUSED = [
     ),
     ("pulse_users: {ci: {owners: [bob@example.org]}}", "2:28: bob@example.org has no access"),
     ("pulse_users: {new: {}}", "2:15: A new Pulse user needs at least one owner"),
+    ("pulse_users: {guest-admin: {owners: [alice@example.org]}}", "2:15: 'guest-admin' is reserved"),
+    (
+        "pulse_users: {ci: {notification_emails: [alice@example.org]}}",
+        "2:41: alice@example.org belongs to an owner",
+    ),
+    (f"offerings: [{{name: hpc}}, {{name: other, uuid: '{'11' * 16}'}}]", "2:26: 'other' is here twice"),
     ("pulse_users: {removed: {}}", "2:15: It is being removed"),
     ("pulse_users: {ci: {max_length: 3}}", "2:32: The warning threshold would be 5"),
     ("pulse_users: {root: {owners: [alice@example.org]}}", "2:15: An administrator of the broker"),
@@ -115,6 +133,25 @@ def test_prune_removes_only_what_apply_created_and_owners_last():
         "- remove limits of the queue queue/ci/long in /: max_length 9000 → default",
         "- remove owner alice@example.org",
     ]
+
+
+NOT_PRUNED = [
+    ("queues: [{pattern: queue/ci/.*, max_length: 9}]", {"created": [GONE_QUEUE]}, []),
+    ("", {"changed": [LONG]}, ["Not removed: limits of the queue queue/ci/long, because a person changed it since."]),
+    ("", {"changed": [BOB]}, ["Not removed: owner bob@example.org, because a person changed it since."]),
+    (
+        "",
+        {"created": [PELICAN], "with_queues": ["pelican"]},
+        ["Not removed: application pelican, because it has queues."],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "notes"), NOT_PRUNED)
+def test_prune_leaves_what_the_file_covers_what_a_person_changed_and_what_is_in_use(text, options, notes):
+    found = plan(f"owners: {{ops@example.org: {{}}}}\n{text}", GONE_QUEUE, PELICAN, prune=True, **options)
+    assert [one for one in found.changes if one.do is Do.REMOVE] == []
+    assert found.notes == notes
 
 
 def test_prune_leaves_an_owner_who_owns_what_stays():

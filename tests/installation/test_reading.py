@@ -33,6 +33,8 @@ AFTER_THE_VERSION = [
     ("queues: [{name: 2026-01-01, unbounded: true}]", "2:17: This is a date; write a text"),
     ("queues: [{name: a, pattern: b, unbounded: true}]", "2:10: Write either 'name' or 'pattern'"),
     ("queues: [{pattern: 'a(', unbounded: true}]", "2:11: This is not a regular expression"),
+    ("queues: [{pattern: 'a{99999999999}', unbounded: true}]", "2:11: This is not a regular expression"),
+    (f"offerings: [{{name: a, uuid: '{'11' * 16}'}}, {{name: a}}]", "2:66: 'a' is here twice"),
     (f"queues: [{{name: {'é' * 128}, unbounded: true}}]", "2:11: RabbitMQ's names have at most 255 bytes"),
     ("queues: [{name: a}]", "2:10: No limit is given here"),
     ("queues:\n" + "  - {name: a, unbounded: true}\n" * 2, "4:5: 'a' is here twice"),

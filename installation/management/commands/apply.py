@@ -13,6 +13,7 @@ from installation.applying import Applier
 from installation.planning import Do, Plan, make_plan
 from installation.resources import InvalidFile, State, Wanted
 from installation.revision import revision
+from message_store.store import StoreUnavailable
 from rabbit.errors import BrokerError
 from rabbit.names import readable
 
@@ -40,8 +41,8 @@ class Command(BaseCommand):
             "--passwords",
             type=Path,
             metavar="FOLDER",
-            help="write the passwords of new Pulse users to files in this folder; default: nowhere, and owners set "
-            "passwords on their pages",
+            help="write the passwords of new Pulse users to files in this empty folder; default: nowhere, and owners "
+            "set passwords on their pages",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -53,6 +54,8 @@ class Command(BaseCommand):
             raise CommandError(f"{path} can't be read: {error.strerror}.") from error
         if folder is not None and not folder.is_dir():
             raise CommandError(f"{folder} is not a folder. Create it first.")
+        if folder is not None and any(folder.iterdir()):
+            raise CommandError(f"{folder} is not empty. Name an empty folder, so that no file is replaced.")
         try:
             wanted = reading.read(content)
             if options["dry_run"]:
@@ -75,6 +78,8 @@ class Command(BaseCommand):
             ) from error
         except BrokerError as error:
             raise CommandError(f"Nothing was done. The request to the broker failed: {error}") from error
+        except StoreUnavailable as error:
+            raise CommandError(f"Nothing was done. The message store does not answer: {error}") from error
         except (LeaseLost, Error) as error:
             raise CommandError(f"{error} Completed changes stay; run the command again for the rest.") from error
         if code and plan.changes:
@@ -82,7 +87,7 @@ class Command(BaseCommand):
 
     def _planned(self, wanted: list[Wanted], options: dict[str, Any]) -> tuple[Plan, Effect, str]:
         """Return the printed plan, the queues it deletes, and why it can't be applied, or ""."""
-        state: State = present.read(wanted)
+        state: State = present.read(wanted, prune=options["prune"])
         plan = make_plan(wanted, state, prune=options["prune"])
         effect, why_not = consequences.of_plan(plan), consequences.why_braked(plan, state)
         for line in plan.lines():
