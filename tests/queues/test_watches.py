@@ -178,7 +178,7 @@ def test_a_sweep_deletes_queues_without_a_row_and_rows_that_nobody_polls(publish
 
 def test_the_queue_of_a_watch_expires_that_nobody_polls(publish, alice, management, vhost, monkeypatch):
     assert watch_queue.ARGUMENTS["x-expires"] == 60_000
-    monkeypatch.setitem(watch_queue.ARGUMENTS, "x-expires", 1)
+    monkeypatch.setitem(watch_queue.ARGUMENTS, "x-expires", 2000)  # later than it is bound
     starting.start_at_exchange(alice, EVENTS, "#")
     wait_until(lambda: not queue_names(management, vhost))
 
