@@ -579,6 +579,31 @@ def test_a_failed_message_whose_copy_is_too_large_is_logged_and_the_next_follows
     assert next(iter(queues.read(orders))).id.hex == large
 
 
+async def send_later(message, context):
+    """Do nothing."""
+
+
+def send_each(message, context):
+    """Yield nothing."""
+    yield
+
+
+async def send_each_later(message, context):
+    """Yield nothing."""
+    yield
+
+
+@pytest.mark.parametrize("job", [send_later, send_each, send_each_later])
+def test_a_job_that_would_do_nothing_is_an_error(database_store, job):
+    with pytest.raises(ValueError, match="A job that is a coroutine"):
+        new_worker(job)
+    queue = queues.create("shop", "orders")
+    post(queue, "Dune")
+    with pytest.raises(TypeError, match="A job that is a coroutine"):
+        new_worker(lambda *given: job(*given)).run()
+    assert queues.positions(queue, "mailer") == {}
+
+
 def test_a_worker_that_is_stopped_before_it_begins_ends_without_errors(transport, caplog):
     one = new_worker(print, transport)
     one.stop()

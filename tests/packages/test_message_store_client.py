@@ -234,6 +234,11 @@ def test_a_public_queue_is_read_without_credentials(client, connect, live_server
             anybody.post("news", "x")
     with pytest.raises(ValueError, match="not both"):
         connect(live_server.url, "notices", key="a", token="b")
+    for key in ("schlüssel", "from-a-file\n"):
+        with pytest.raises(ValueError, match="printable ASCII"):
+            connect(live_server.url, "notices", key=key)
+    with pytest.raises(ValueError, match="Port"):
+        connect("http://127.0.0.1:x", "notices")
 
 
 # Failures
@@ -295,4 +300,5 @@ def test_a_truncated_or_foreign_answer_is_an_error(client, connect, live_server,
                 odd.get("q", [(1, "0" * 32)])
             assert type(raised.value) is kind
             assert "a body that is not from the message store" in str(raised.value)
+            assert ("https://elsewhere.example.org/" in str(raised.value)) == (b"Location" in answer)
     assert bodies(client.messages("q")) == ["x"]  # the store got it, though its answer was cut

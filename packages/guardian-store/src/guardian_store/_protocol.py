@@ -165,7 +165,7 @@ Pages = Generator[Call | list[T], Any, None]
 def base_of(address: str, application: str) -> str:
     """Return the URL of an application. Raise ValueError if the address is not a URL."""
     parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # port raises, too
         raise ValueError(f"{address!r} is not an address such as https://guardian.example.org")
     return f"{address.rstrip('/')}/v1/{quote(application, safe='')}"
 
@@ -174,6 +174,8 @@ def authorization(key: str, token: str) -> dict[str, str]:
     """Return the header for a key or a token, or none without them."""
     if key and token:
         raise ValueError("Pass a key or a token, not both")
+    if not (key + token).isascii() or not (key + token).isprintable():
+        raise ValueError("A key or token has only printable ASCII characters")
     return {"Authorization": f"Application {key}" if key else f"Token {token}"} if key or token else {}
 
 
@@ -194,6 +196,8 @@ def answer_of(response: httpx.Response) -> dict[str, Any]:
     kind = Unavailable if response.is_server_error else _ERRORS.get(response.status_code, ClientError)
     if not isinstance(errors, dict):
         errors = {"answer": f"status {response.status_code} with a body that is not from the message store"}
+        if response.has_redirect_location:
+            errors["moved to"] = response.headers["Location"]
         if response.is_success or response.status_code == 404:
             kind = Unavailable  # a proxy answered for the store, or cut its answer
     raise kind(response.status_code, errors)

@@ -10,6 +10,7 @@ A worker gets three functions. The context is a context manager for the worker's
 message and the context's value. The failure handler is called with the job's exception; then the next message follows.
 """
 
+import inspect
 import logging
 import signal
 import threading
@@ -45,10 +46,10 @@ POLLS_PER_SECOND = 4.0
 """The limit for a worker's deployment in all, whatever the number of queues and idle partitions."""
 ERROR_TTL_SECONDS = 30 * 24 * 3600
 
-Job = Callable[[Message, Any], None]
+Job = Callable[[Message, Any], object]
 """Handles a message. It also gets the context's value."""
 
-Failure = Callable[[Message, Any, WorkQueue, Exception], None]
+Failure = Callable[[Message, Any, WorkQueue, Exception], object]
 """Handles the exception of a job. It also gets the message, the context's value, and the queue."""
 
 
@@ -79,6 +80,19 @@ def keep_failure(message: Message, context: Any, queue: WorkQueue, exception: Ex
             "before it expires there.",
             *(message.id, ERROR_QUEUE, error, message.partition, queue.name),
         )
+
+
+_LAZY_FUNCTIONS = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_USE_THE_RECIPE = 'A worker does not run it: see the recipe "A job that is a coroutine"'
+
+
+def _require_result(result: object) -> None:
+    """Raise TypeError for a coroutine or generator: nothing runs it, and the message would count as handled."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif not inspect.isasyncgen(result):
+        return
+    raise TypeError(f"The job returned {result!r}. {_USE_THE_RECIPE}")
 
 
 class Sharing(Protocol):
@@ -140,8 +154,9 @@ class Worker:
     partitions, their queues. ``sharing`` is ``Leases`` by default. All workers of a consumer should have the same
     deployments, queues and kind of sharing.
 
-    ``job`` is called with each message. If it raises, ``failure`` is called, and then the next message follows.
-    ``context`` creates a context manager for the worker's lifetime, whose value both get.
+    ``job`` is a plain function, called with each message; see the recipe for coroutines. If it raises, ``failure`` is
+    called, and then the next message follows. ``context`` creates a context manager for the worker's lifetime, whose
+    value both get.
 
     ``batch`` is the number of messages per read, ``polls_per_second`` limits the polls of idle queues, and
     ``refresh_seconds`` is the interval of looking for new workers, queues and partitions.
@@ -165,6 +180,9 @@ class Worker:
             raise ValueError(f"A worker needs transports with different deployments, not {names}")
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"The batch is from 1 to {MAX_BATCH} messages, not {batch}")
+        for function in (job, failure):
+            if any(is_lazy(function) for is_lazy in _LAZY_FUNCTIONS):
+                raise ValueError(f"{function!r} is a coroutine or generator function. {_USE_THE_RECIPE}")
         sharing = sharing or Leases()
         if isinstance(sharing, Pinned) and not queues:
             queues = sorted({one.queue for one in sharing.partitions})
@@ -251,11 +269,12 @@ class Worker:
             if self._stopping:
                 return True
             try:
-                job(message, context)
+                result = job(message, context)
             except RetryLater:
                 raise
             except Exception as error:
-                self._failure(message, context, leased.queue, error)
+                result = self._failure(message, context, leased.queue, error)
+            _require_result(result)
             leased.done = message.id
         if not page.more:
             deployment.poll_later(leased)
