@@ -1,6 +1,7 @@
 """The consumer on a real broker: outcomes of messages, and failures around them."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -49,7 +50,7 @@ from guardian_consumers import (
     run_all,
     run_all_async,
 )
-from guardian_consumers.django import in_transaction
+from guardian_consumers.django import in_transaction, with_fresh_connections
 from rabbit.management import Management
 from tests.conftest import Amqp
 from tests.support.consumers import (
@@ -749,11 +750,27 @@ def test_a_plain_function_is_no_callback_of_an_async_consumer():
         AsyncConsumer(settings_at("amqp://x"), "orders", ship_each)
 
 
-@pytest.mark.parametrize("callback", [ship_later, ship_each])
+async def ship_each_later(message):
+    """Yield nothing."""
+    yield
+
+
+@pytest.mark.parametrize("callback", [ship_later, ship_each, ship_each_later])
 def test_a_callback_that_would_do_nothing_is_an_error(callback):
     for create in (lambda: Consumer(settings_at("amqp://x"), "orders", callback), lambda: in_transaction(callback)):
         with pytest.raises(SettingsError, match=f"the callback {callback.__name__} is a coroutine or generator"):
             create()
+
+
+@pytest.mark.parametrize("callback", [ship_later, ship_each, ship_each_later])
+@pytest.mark.parametrize("decorate", [lambda callback: callback, with_fresh_connections])
+def test_a_callback_that_returns_what_nothing_runs_stops_the_consumer(consumer_settings, amqp, callback, decorate):
+    consumer = Consumer(consumer_settings(), "orders", decorate(lambda message: callback(message)))
+    with consuming(consumer):
+        publish_raw(amqp)
+        _, error = consumer.wait(10)
+    assert isinstance(error, Halted)
+    assert length(amqp, QUEUE) == 1
 
 
 def test_a_callback_over_its_time_limit_is_parked_with_its_stack(consumer_settings, amqp):
@@ -807,6 +824,73 @@ def test_a_task_over_its_time_limit_is_cancelled_and_the_consumer_goes_on(consum
     assert "await asyncio.sleep(60)" in properties.headers["consumer-traceback"]
     assert "TimeLimitExceeded" in properties.headers["consumer-error"]
     assert consumer.counts == {"park": 2, "done": 1}
+
+
+def test_a_task_that_returns_after_its_time_limit_is_not_reported_as_done(consumer_settings, amqp):
+    outcomes = []
+
+    async def callback(message):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    consumer = AsyncConsumer(consumer_settings(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
+    consumer.listeners.append(lambda message, outcome, took: outcomes.append(outcome))
+    with consuming(consumer):
+        publish_raw(amqp)
+        consumer.wait(1)
+        take(amqp, PARKED)
+    assert outcomes == [None]
+
+
+def test_a_task_that_is_cancelled_by_the_shutdown_may_clean_up(consumer_settings, amqp):
+    steps = []
+
+    async def callback(message):
+        steps.append("begun")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+            steps.append("cleaned up")
+
+    consumer = AsyncConsumer(consumer_settings(grace=0.1), "orders", callback)
+    consumer.start()
+    wait_until(lambda: consumer.connected)
+    publish_raw(amqp)
+    wait_until(lambda: steps)
+    assert consumer.close() is False
+    assert steps == ["begun", "cleaned up"]
+
+
+def test_messages_in_progress_are_redelivered_if_the_program_ends_without_waiting_for_run(consumer_settings, amqp):
+    begun = []
+
+    async def callback(message):
+        begun.append(message)
+        await asyncio.sleep(60)
+
+    consumer = AsyncConsumer(consumer_settings(policy=Policy(Outcome.DISCARD)), "orders", callback)
+
+    async def program():
+        running = asyncio.create_task(consumer.run())
+        while not consumer.connected:
+            await asyncio.sleep(0.01)
+        for _ in range(10):
+            publish_raw(amqp)
+        while len(begun) < 10:
+            await asyncio.sleep(0.01)
+        return running
+
+    asyncio.run(program())
+    assert consumer.counts == {}
+    assert length(amqp, QUEUE) == 10
+
+
+def test_running_no_consumers_is_an_error():
+    with pytest.raises(ValueError, match="no consumers"):
+        run_all([])
+    with pytest.raises(ValueError, match="no consumers"):
+        asyncio.run(run_all_async([]))
 
 
 def test_coroutines_publish_at_once_and_a_cancelled_run_ends_after_its_callbacks(consumer_settings, amqp):

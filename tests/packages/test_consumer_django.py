@@ -14,11 +14,11 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
-from guardian_consumers import AsyncConsumer, Consumer, Outcome, PlainQueue, Policy, Publisher
+from guardian_consumers import AsyncConsumer, Consumer, Halted, Outcome, PlainQueue, Policy, Publisher
 from guardian_consumers.django import in_transaction, once, rewrite, with_fresh_connections
 from guardian_consumers.processed.models import Processed
 from queues.models import QueueSample
-from tests.support.consumers import consuming, length, publish_raw, take
+from tests.support.consumers import QUEUE, consuming, length, publish_raw, take
 from tests.support.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
 from tests.support.toolbox import stored_queue, wait_until
 
@@ -406,6 +406,15 @@ def test_threads_close_database_connections_past_their_age(consumer_settings, am
         wait_until(lambda: len(left) == 10)
     assert left == [None] * 10
     assert len(work_rows()) == 10
+
+
+def test_work_in_a_transaction_that_returns_a_coroutine_stops_the_consumer(consumer_settings, amqp, work_rows):
+    work = sync_to_async(insert)
+    with consuming(Consumer(consumer_settings(), "orders", in_transaction(lambda message: work(message)))) as consumer:
+        publish_raw(amqp)
+        _, error = consumer.wait(10)
+    assert isinstance(error, Halted)
+    assert length(amqp, QUEUE) == 1
 
 
 def test_a_coroutine_gets_a_fresh_connection_for_each_message(consumer_settings, amqp, work_rows):

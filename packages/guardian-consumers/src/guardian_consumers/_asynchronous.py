@@ -20,10 +20,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from guardian_consumers._consumer import Consumer, run_until_stopped, stopping_at_signals
+from guardian_consumers._consumer import FORCED_CLOSE_SECONDS, Consumer, run_until_stopped, stopping_at_signals
 from guardian_consumers._delivery import Delivery
 from guardian_consumers._errors import SettingsError
-from guardian_consumers._handler import Handler, is_coroutine_function, stack_of
+from guardian_consumers._handler import Handler, is_coroutine_function, require_result, stack_of
 from guardian_consumers._message import Message
 from guardian_consumers._publisher import Publication, Publisher
 from guardian_consumers._workers import RateLimited, Workers
@@ -31,7 +31,7 @@ from guardian_consumers._workers import RateLimited, Workers
 logger = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 5.0
-"""How long a callback past its time limit may take to end after it was cancelled."""
+"""How long a callback may take to end after it was cancelled."""
 
 CHECK_SECONDS = 0.1
 """The interval of checks while the shutdown waits for callbacks."""
@@ -109,10 +109,11 @@ class _Tasks(Workers):
 
     def wait(self, until: float | None, give_up: Callable[[], bool]) -> bool:
         """Wait for the tasks to finish after `end`, as for threads."""
-        while not (self._dispatcher is None or self._dispatcher.done()):
+        if self._dispatcher is None:
+            return True
+        while not wait_for_futures([self._dispatcher], CHECK_SECONDS).done:
             if give_up() or (until is not None and time.monotonic() >= until):
                 return False
-            wait_for_futures([self._dispatcher], CHECK_SECONDS)
         return True
 
     def cancel(self) -> None:
@@ -179,19 +180,24 @@ class _TaskHandler(Handler):
         trace = ""
         try:
             self.decode(message)
-            await self._callback(message)  # type: ignore[misc]
+            require_result(await self._callback(message))  # type: ignore[misc]
         except BaseException as error:
             took = time.monotonic() - begun
             if task in self._interrupted:
                 trace = "".join(traceback.format_exception(error))
                 self.notify(message, None, took)
-            elif isinstance(error, asyncio.CancelledError) and self._connection.stopping.is_set():
-                raise  # the shutdown doesn't wait for it any longer, and the message is redelivered
+            elif isinstance(error, asyncio.CancelledError) and (
+                self._connection.stopping.is_set() or task.cancelling()  # type: ignore[union-attr]
+            ):
+                raise  # the shutdown doesn't wait for it any longer, or the loop ends; the message is redelivered
             else:
                 is_claimed = message._claim()
                 await self._loop.run_in_executor(self._executor, self.raised, message, error, took, is_claimed)
         else:
-            self.returned(message, time.monotonic() - begun)
+            if task in self._interrupted:
+                self.notify(message, None, time.monotonic() - begun)
+            else:
+                self.returned(message, time.monotonic() - begun)
         finally:
             del self.running[task]
             if (interrupted := self._interrupted.pop(task, None)) is not None:
@@ -247,10 +253,14 @@ class AsyncConsumer(Consumer):
         super().start()
 
     def close(self, *, is_forced: Callable[[], bool] = lambda: False) -> bool:
-        """As for `Consumer`, and cancel callbacks that didn't finish."""
+        """As for `Consumer`, and cancel callbacks that didn't finish. They get a moment to clean up."""
         finished = super().close(is_forced=is_forced)
         if not finished:
+            begun = time.monotonic()
             self._workers.cancel()
+            self._workers.wait(
+                begun + CANCEL_SECONDS, lambda: is_forced() and time.monotonic() >= begun + FORCED_CLOSE_SECONDS
+            )
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         return finished
@@ -276,6 +286,8 @@ async def run_all_async(consumers: Sequence[Consumer], *, signals: bool = True) 
             await asyncio.shield(ended)
         except asyncio.CancelledError:
             for consumer in consumers:
+                if isinstance(consumer, AsyncConsumer):
+                    consumer._connection.stopping.set()  # at once: callbacks may be cancelled, too
                 consumer.stop()
             await ended
             raise

@@ -104,7 +104,7 @@ class Consumer:
         run_all([self], signals=signals)
 
     def start(self) -> None:
-        """Connect and consume in background threads."""
+        """Connect and consume in background threads. Then call `wait`, which also enforces the time limit."""
         self._connection.start(self._workers.wake)
 
     def stop(self) -> None:
@@ -200,6 +200,8 @@ def stopping_at_signals(consumers: Sequence[Consumer], signals: bool) -> Iterato
 
 def run_until_stopped(consumers: Sequence[Consumer], received: Sequence[int]) -> None:
     """Start consumers, wait until one is stopped or fails, and close all. Two received signals end the waiting."""
+    if not consumers:
+        raise ValueError("There are no consumers to run")
     try:
         for consumer in consumers:
             consumer.start()

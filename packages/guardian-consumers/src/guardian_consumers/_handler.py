@@ -15,7 +15,7 @@ from guardian_consumers._decoding import Decoder, decode
 from guardian_consumers._delivery import Delivery
 from guardian_consumers._errors import ConsumerError, Halted, SettingsError
 from guardian_consumers._message import Message
-from guardian_consumers._outcomes import Decision, Outcome, Unreadable, decide
+from guardian_consumers._outcomes import Decision, Halt, Outcome, Unreadable, decide
 from guardian_consumers._transfers import Transfer, Transfers
 
 if TYPE_CHECKING:
@@ -39,12 +39,22 @@ def is_coroutine_function(callback: Callable[..., object]) -> bool:
 
 def require_function(callback: Callable[..., object]) -> None:
     """Raise SettingsError for a coroutine or generator function: calling it does nothing, and the message is acked."""
-    if is_coroutine_function(callback) or inspect.isgeneratorfunction(callback):
+    is_generator_function = inspect.isgeneratorfunction(callback) or inspect.isasyncgenfunction(callback)
+    if is_coroutine_function(callback) or is_generator_function:
         name = getattr(callback, "__qualname__", repr(callback))
         raise SettingsError(
             f"the callback {name} is a coroutine or generator function; write a plain function, or a coroutine "
             "function for AsyncConsumer"
         )
+
+
+def require_result(result: object) -> None:
+    """Raise Halt for a coroutine or generator: nothing runs it, and the message would be acked without its work."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif not inspect.isasyncgen(result):
+        return
+    raise Halt(f"the callback returned {result!r}, which nothing runs; return after the work, or use AsyncConsumer")
 
 
 class Handler:
@@ -70,7 +80,7 @@ class Handler:
             return
         try:
             self.decode(message)
-            self._callback(message)
+            require_result(self._callback(message))
         except BaseException as error:
             # Claim first: the time limit is for the callback, and publishing may take long.
             self.raised(message, error, time.monotonic() - begun, message._claim())

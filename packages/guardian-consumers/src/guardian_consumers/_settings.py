@@ -32,7 +32,7 @@ class Settings:
     """Settings of the broker, names and consumers. Raises SettingsError for invalid ones.
 
     - ``url``: amqp(s)://user:password@host:port/vhost; or several, separated by commas, of nodes of one cluster.
-    - ``exchange``: ``{project}_{environment}``.
+    - ``exchange``: any name; by convention ``{project}_{environment}``.
     - ``pulse_user``: the Pulse user, if it may only use its own names.
     - ``prefetch``: "young" (1), "grown" (20), "growing" (1 until ``grows_after`` messages in a row succeed, then 20) or
       a number.

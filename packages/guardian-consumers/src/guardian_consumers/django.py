@@ -41,7 +41,7 @@ from django.db import (
 )
 
 from guardian_consumers._errors import NotPublished
-from guardian_consumers._handler import is_coroutine_function, require_function
+from guardian_consumers._handler import is_coroutine_function, require_function, require_result
 from guardian_consumers._message import Message
 from guardian_consumers._outcomes import Retry, TimeLimitExceeded
 from guardian_consumers._publisher import Publication
@@ -156,10 +156,10 @@ def with_fresh_connections(work: Work) -> Work:
         close = sync_to_async(close_old_connections)
 
         @wraps(work)
-        async def handle_in_task(message: Message) -> None:
+        async def handle_in_task(message: Message) -> object:
             await close()
             try:
-                await cast(Awaitable[object], work(message))
+                return await cast(Awaitable[object], work(message))
             finally:
                 await close()
 
@@ -168,10 +168,10 @@ def with_fresh_connections(work: Work) -> Work:
     require_function(work)
 
     @wraps(work)
-    def handle(message: Message) -> None:
+    def handle(message: Message) -> object:
         close_old_connections()
         try:
-            work(message)
+            return work(message)
         finally:
             close_old_connections()
 
@@ -267,7 +267,7 @@ def _commit(
         if row is not None and not is_new:
             return row, [_deserialize(publication) for publication in row.publications or ()]
         transaction_message = TransactionMessage(message)
-        work(transaction_message)
+        require_result(work(transaction_message))
         if message.settled:
             raise TimeLimitExceeded("the message was settled during its work, which is rolled back")
         if row is not None and transaction_message.publications:
