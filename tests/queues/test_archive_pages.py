@@ -410,7 +410,7 @@ def test_a_deleted_queue_is_brought_back_with_two_clicks_on_its_page(page: Page,
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "0")
     assert replay.run_due() == 20
     page.clock.fast_forward("00:02")
-    expect(page.get_by_role("status")).to_have_text("Done: the broker has confirmed all 20 messages.")
+    expect(page.get_by_role("status")).to_have_text("The queue is back, with 0 bindings and 20 messages.")
     page.get_by_role("link", name="Open the queue").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(NAME)
 
