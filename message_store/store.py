@@ -19,7 +19,7 @@ from guardian_store import ids
 from guardian_store.ids import Place
 
 MESSAGE_OVERHEAD = 100
-"""Bytes that count for a message besides its body and content type. Its row and indexes take about so many."""
+"""Bytes that count for a message besides its body and content type. Its row and indexes take about as many."""
 
 
 class StoreError(Exception):

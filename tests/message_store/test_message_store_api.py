@@ -529,7 +529,7 @@ def small_quota(settings):
 
 
 def of(size, content_type=TEXT):
-    """Return the body of a message that counts so many bytes."""
+    """Return a body with which a message counts as this number of bytes."""
     return "x" * (size - stores.MESSAGE_OVERHEAD - len(content_type))
 
 
