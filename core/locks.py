@@ -1,7 +1,8 @@
 """Locks of Pulse users and vhosts on the broker: one process at a time changes a name.
 
 A lock is a lease that is renewed before each request to the broker and outlasts the request. The lock of a crashed
-process expires. The row is deleted on release, because there are many names.
+process expires. The row is deleted on release, because there are many names. If the database is down then, this
+process releases the lock when it takes its next one.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import Error
 
 from core.leases import HeldLease, is_held
 from core.models import Lease
@@ -32,6 +33,9 @@ POLL_SECONDS = 0.05
 PREFIX = "lock "
 """The prefix of the locks' lease names."""
 
+_unreleased: "set[Lock]" = set()
+"""The locks of this process that it could not release."""
+
 
 class LockTaken(Exception):
     """Another process is changing this name, possibly because this process was too slow.
@@ -47,6 +51,9 @@ class Lock(HeldLease):
 
     def acquire(self, wait: float = 0) -> None:
         """Take the lock, after up to ``wait`` seconds if another process has it. Raises LockTaken after that."""
+        for lock in list(_unreleased):
+            _unreleased.discard(lock)
+            lock.release()
         until = time.monotonic() + wait
         while not self.take():
             if time.monotonic() >= until:
@@ -72,12 +79,13 @@ class Lock(HeldLease):
     def release(self) -> None:
         """Release the lock, unless another process has it now.
 
-        Only log errors of the database: the work is done, and the lock expires.
+        Only log errors of the database: the work is done, and the lock is released later, or expires.
         """
         try:
             Lease.objects.filter(name=self.name, holder=self.holder).delete()
-        except DatabaseError as error:
-            logger.warning("The lock of '%s' could not be released, so it expires: %s", self._locked, error)
+        except Error as error:
+            _unreleased.add(self)
+            logger.warning("The lock of '%s' could not be released yet: %s", self._locked, error)
 
     def _text(self) -> str:
         return f"Another request is changing '{self._locked}'; try again in a few minutes."

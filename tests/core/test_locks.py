@@ -1,9 +1,11 @@
 """Locks of names on the broker: leases that outlast a request and are renewed before each."""
 
+import contextlib
 import uuid
 from datetime import timedelta
 
 import pytest
+from django.db import InterfaceError, connection
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -40,6 +42,18 @@ def test_a_released_lock_leaves_no_row(db):
     with locks.lock("alice"):
         assert locks.locked_names(["alice"]) == ["alice"]
     assert not Lease.objects.filter(name__contains="alice").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lock_that_is_released_without_the_database_ends_with_the_next_lock():
+    def fail(*_):
+        raise InterfaceError("connection already closed")
+
+    with contextlib.ExitStack() as stack, locks.lock("alice"):
+        stack.enter_context(connection.execute_wrapper(fail))
+    assert locks.locked_names(["alice"]) == ["alice"]
+    with locks.lock("bob"):
+        assert locks.locked_names(["alice", "bob"]) == ["bob"]
 
 
 def test_a_working_process_renews_its_lock(db, monkeypatch):
