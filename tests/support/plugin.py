@@ -50,6 +50,6 @@ else:
     cluster = PrivateCluster()
     atexit.register(cluster.stop)
     # Each worker of pytest-xdist has a server of its own, which tests may stop. The controller needs none.
-    if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:
+    if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv or " -n 0" in " ".join(sys.argv):
         cluster.start()
     os.environ["DATABASE_URL"] = cluster.database_url()
