@@ -9,7 +9,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.conf import settings
@@ -36,7 +36,9 @@ VALID_FAILURE_REASONS = {
 }
 """Reasons to give up a notification before a day of attempts."""
 
-QUEUE_KINDS = ["warning", "last-call", "recovery", "summary", "deletion"]
+WARNINGS = ["warning", "last-call", "summary"]
+
+QUEUE_KINDS = [*WARNINGS, "recovery", "deletion"]
 """The kinds of notifications about a queue's state."""
 
 REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
@@ -49,6 +51,7 @@ class _Notified(NamedTuple):
 
     kind: str
     state: str | None
+    created: datetime
 
 
 def breaches(
@@ -117,15 +120,16 @@ def _outdated_states(*, settled: bool) -> list[str]:
     wrong = []
     last: dict[tuple[str, str], _Notified] = {}
     rows = Notification.objects.filter(kind__in=QUEUE_KINDS, channel=audience.EMAIL).order_by("id")
-    for to, about, kind, facts in rows.values_list("recipient", "about", "kind", "facts"):
-        last[to, about] = _Notified(kind, facts.get("state"))
+    for to, about, kind, facts, created in rows.values_list("recipient", "about", "kind", "facts", "created"):
+        last[to, about] = _Notified(kind, facts.get("state"), created)
     for queue in Queue.objects.filter(state__in=[Queue.State.OK, Queue.State.WARNED]):
         is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
         if settled and not is_quiet and queue.notified_state != queue.state:
             wrong.append(f"{queue} is {queue.state}, but the notified state is {queue.notified_state}")
         for operator in audience.operators():
-            told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None))
-            is_told_warned = told.kind in ("warning", "last-call", "summary") and told.state == Queue.State.WARNED
+            told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None, now))
+            is_about_this_one = told.created >= queue.first_seen  # not the one that a person deleted earlier
+            is_told_warned = is_about_this_one and told.kind in WARNINGS and told.state == Queue.State.WARNED
             if is_told_warned != (queue.notified_state == Queue.State.WARNED):
                 wrong.append(
                     f"the notified state of {queue} is {queue.notified_state}, "
