@@ -45,8 +45,8 @@ class LockTaken(Exception):
 
 
 class Lock(HeldLease):
-    def __init__(self, name: str) -> None:
-        super().__init__(lease_name(name), lock_seconds())
+    def __init__(self, name: str, seconds: float | None = None) -> None:
+        super().__init__(lease_name(name), seconds or lock_seconds())
         self._locked = name
 
     def acquire(self, wait: float = 0) -> None:

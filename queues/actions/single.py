@@ -26,7 +26,7 @@ from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.activity import Consuming, activity_in, consuming_in
-from queues.guard.destroying import Target
+from queues.guard.destroying import InUse, Target
 from queues.models import Archive, Queue, QueueEvent, QueueSample
 from queues.rules.activity import WINDOW_SECONDS, Activity
 from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
@@ -343,6 +343,9 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
                 "The broker doesn't list the queue at the moment. If it is gone, its page says so after the next few "
                 "lists. If not, its node is down: try again when the node is up."
             ) from error
+        if isinstance(error, InUse):
+            text = "Another request is deleting, purging or moving the queue's messages. Try again in two minutes."
+            raise Refusal(text, status=HTTPStatus.CONFLICT) from error
         raise
 
 

@@ -26,6 +26,7 @@ from django.utils import timezone
 from accounts.access.vouching import lock_existing
 from accounts.models import Owner, PulseUser
 from core import broker, locks
+from core.leases import LEASE_SECONDS
 from queues.archives.definitions import definition_of
 from queues.archives.outcomes import Removed
 from queues.archives.writing import (
@@ -376,12 +377,12 @@ def lock_messages(vhost: str, name: str) -> Iterator[Callable[[], None]]:
         InUse: another process has the lock, at first or when it is renewed.
     """
     key = hashlib.sha256(f"{vhost}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
-    lock = locks.Lock(f"queue {key}")
+    lock = locks.Lock(f"queue {key}", LEASE_SECONDS)  # not as long as other locks: after a kill the queue grows on
     try:
         lock.acquire()
         yield lock.renew
     except locks.LockTaken as error:
-        raise InUse("another request is deleting, purging or moving its messages; try again in a minute") from error
+        raise InUse("another request is deleting, purging or moving its messages; try again in two minutes") from error
     finally:
         lock.release()
 
