@@ -205,14 +205,6 @@ def test_more_than_the_limit_allows_or_a_loss_needs_a_confirmation_for_exactly_t
     assert restore.start(archive, alice, Wanted(), confirm=second.value.confirm).total == 10
 
 
-def test_an_argument_that_loses_messages_is_left_out_by_choice(deleted, amqp, alice, guarded, management):
-    archive = deleted(arguments={"x-max-length": 9, "x-message-ttl": 60_000})
-    one = restored(archive, alice, without=["x-message-ttl"])
-    assert one.restore["left_out"] == [{"what": "the argument x-message-ttl", "why": "you chose so"}]
-    found = management.queue_arguments(guarded, NAME)["arguments"]
-    assert (found["x-max-length"], "x-message-ttl" in found) == (9, False)
-
-
 def test_the_part_that_fits_is_the_last_and_the_rest_goes_on_after_an_earlier_replay(deleted, amqp, alice, settings):
     archive = deleted(10)
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 4
