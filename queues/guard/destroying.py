@@ -184,7 +184,11 @@ class _Attempt:
         self.is_called_off = True
         archive, fetch, now = self.result.archive, self.fetch, timezone.now()
         counts = fetch.requeue_counts
-        if not _requeue(self):  # the connection was closed, which counts on every version
+        try:
+            fetch.requeue()
+        except BrokerError as error:
+            logger.warning("The messages of %s are requeued when the connection closes: %s", self.target.name, error)
+            self.session.close()  # which counts on every version
             counts = fetch.fetched > 0 and fetch.delivery_limit is not None
         if archive is not None and counts and fetch.has_exhausted:
             kept = {"state": Archive.State.KEPT, "reason": Archive.Reason.CALLED_OFF, "dropped": 0, "held": 0}
@@ -465,17 +469,6 @@ def why_not(target: Target) -> str:
     if target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
     return ""
-
-
-def _requeue(attempt: _Attempt) -> bool:
-    """Requeue the fetched messages. Return False if the broker requeues them because the connection is closed."""
-    try:
-        attempt.fetch.requeue()
-    except BrokerError as error:
-        logger.warning("The messages of %s are requeued when the connection closes: %s", attempt.target.name, error)
-        attempt.session.close()
-        return False
-    return True
 
 
 def _was_interrupted(target: Target) -> bool:

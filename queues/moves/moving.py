@@ -368,7 +368,8 @@ class _Step:
                 self._acknowledge(fetch, taken, [])
                 raise
         keys = {position: self._key(number, taken[position]) for number, position in enumerate(routed, move.sent + 1)}
-        if not self._record_start(len(routed)):  # it was stopped
+        self.in_flight = len(routed)
+        if not Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=len(routed)):  # it was stopped
             self._acknowledge(fetch, taken, [])
             return True
         refused = self.publisher.publish({keys[position]: message for position, message in routed.items()})
@@ -417,11 +418,6 @@ class _Step:
         """Return the key of a message. If it is sent again, it has the same key, unless its number was recorded."""
         return f"{self.move.uuid.hex}/{number}/{blake2b(message.body, digest_size=6).hexdigest()}"
 
-    def _record_start(self, number: int) -> bool:
-        """Record the batch in flight before it is published. Return False if the move was stopped."""
-        self.in_flight = number
-        return bool(Move.objects.filter(pk=self.move.pk, state=State.RUNNING).update(in_flight=number))
-
     def _acknowledge(self, fetch: Fetch, taken: dict[int, Undecoded], confirmed: Sequence[int]) -> None:
         """Acknowledge the confirmed messages. The others are kept until the end of the step, in their places."""
         if confirmed:
@@ -436,20 +432,16 @@ class _Step:
         )
 
     def return_kept(self) -> None:
-        """Return all messages that stay. They take their places in the queue again."""
-        for fetch, messages in self._open:
-            self._return(fetch, messages)
-        self._open.clear()
-
-    def _return(self, fetch: Fetch, exhausted: dict[int, Undecoded]) -> None:
-        """Return messages to the queue. Those that the broker would then drop, as exhausted, go to the queue's end."""
-        if fetch.requeue_counts and exhausted:
-            keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys that they have seen
-            last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
-            refused = self.publisher.publish(last, "", self.move.queue.name)
-            done = [position for position, key in keys.items() if key not in refused]
+        """Return all messages that stay to their places. Those that the broker would drop go to the queue's end."""
+        for fetch, exhausted in self._open:
+            done: list[int] = []
+            if fetch.requeue_counts and exhausted:
+                keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys they have seen
+                last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
+                refused = self.publisher.publish(last, "", self.move.queue.name)
+                done = [position for position, key in keys.items() if key not in refused]
             if done:
                 fetch.acknowledge(done)
-            if len(done) == fetch.fetched:
-                return
-        fetch.requeue()
+            if len(done) < fetch.fetched:
+                fetch.requeue()
+        self._open.clear()
