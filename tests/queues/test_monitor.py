@@ -230,18 +230,6 @@ def test_a_manual_deletion_of_a_deletable_queue_is_recorded_as_manual(amqp, alic
     assert sent("alice@example.org") == []
 
 
-def test_a_deletable_queue_that_was_redeclared_is_not_deleted(amqp, alice, monkeypatch, management, vhost):
-    amqp.queue("queue/alice/builds", 11)
-
-    def delete_and_declare():
-        single.delete_queue(Queue.objects.get(), alice)
-        amqp.queue("queue/alice/builds", 1)
-
-    once_before(monkeypatch, "the announcement", delete_and_declare)
-    assert once.run_once().deleted == 0
-    assert queue_names(management, vhost) == {"queue/alice/builds"}
-
-
 def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, amqp, monkeypatch):
     row = Queue.objects.filter(pk=builds.pk)
     row.update(state="deleting", delete_sent_at=timezone.now())
