@@ -30,7 +30,7 @@ from notifications import claims, retries
 from notifications.models import Notification
 from queues.guard import unguarded
 from queues.models import Archive, Pass, Watch
-from queues.rules.brake import released
+from queues.rules.brake import released_queues
 from queues.rules.turns import LONGEST_GAP
 from rabbit import checkup
 from rabbit.entities import Node
@@ -306,7 +306,7 @@ class GuardianFacts:
 
     def _measure_state(self) -> Iterator[Measurement]:
         watch = self.watch
-        number = released(watch, self.at)
+        number = len(released_queues(watch, self.at))
         left = watch.blocked - number
         brake_since = watch.brake_since if left > 0 else None
         queues = rules.BRAKE_RELEASE.in_words(left)

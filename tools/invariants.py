@@ -243,7 +243,7 @@ def disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
 
 
 def _guarded_disagreements(there: dict[tuple[str, str], int | None], vhosts: Collection[str]) -> list[str]:
-    rules = pass_run.rules(pass_run.guarded_vhosts())
+    rules = pass_run.rules()
     guarded = {key: length for key, length in there.items() if not rules.ignores(*key)}
     rows = {
         (row.vhost, row.name): row

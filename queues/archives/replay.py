@@ -8,11 +8,11 @@ never sent again. A batch in flight at a crash is sent again: its messages may a
 
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import transaction
@@ -133,29 +133,40 @@ def save(replay: Replay, by: Owner) -> None:
 
 
 def stop(replay: Replay, by: Owner) -> None:
-    if _finish(replay, State.STOPPED):
+    if finish(replay, State.STOPPED):
         audit.record(by, STOPPED, [replay.archive], sent=replay.sent)
 
 
 def run_due(seconds: float = STEP_SECONDS) -> int:
     """Carry out the running replays for this time at most, and return the number of messages sent."""
+    return run_sendings(Replay, _step, finish, seconds)
+
+
+S = TypeVar("S", Replay, Move)
+
+
+def run_sendings(
+    model: type[S], step: Callable[[S, float], None], finish: Callable[[S, Replay.State, str], bool], seconds: float
+) -> int:
+    """Carry out steps of the running replays or moves, and return the number of messages sent."""
     sent = 0
     until = time.monotonic() + seconds
-    running = list(Replay.objects.filter(state=State.RUNNING).order_by("?"))  # a slow one does not keep others waiting
+    running = list(model._default_manager.filter(state=State.RUNNING).order_by("?"))  # a slow one keeps none waiting
     if running and is_blocked():
         return 0
-    for replay in running:
+    for one in running:
         if time.monotonic() >= until:
             break
+        before = one.sent
         try:
-            with locks.lock(f"replay {replay.pk}"):
-                sent += _step(replay, until)
-        except (locks.LockTaken, ObjectDoesNotExist):  # its archive may have expired
+            step(one, until)
+        except (locks.LockTaken, ObjectDoesNotExist):  # its archive may have expired, or its queue's row been pruned
             continue
         except BrokerUnavailable as error:
-            logger.warning("The replay %s waits for the broker: %s", replay.uuid, error)
-        except BrokerError as error:
-            _finish(replay, State.FAILED, str(error))
+            logger.warning("The %s %s waits for the broker: %s", model._meta.verbose_name, one.uuid, error)
+        except (Refusal, BrokerError) as error:
+            finish(one, State.FAILED, str(error))
+        sent += one.sent - before
     return sent
 
 
@@ -184,22 +195,25 @@ def is_blocked() -> bool:
     return bool(alarms)
 
 
-def _step(replay: Replay, until: float) -> int:
-    """Send batches until this monotonic time, and return how many messages were confirmed."""
-    replay.refresh_from_db()
-    if replay.state != State.RUNNING:
-        return 0
+def _step(replay: Replay, until: float) -> None:
+    """Send batches until this monotonic time, or the end."""
+    with locks.lock(f"replay {replay.pk}"):
+        replay.refresh_from_db()
+        if replay.state == State.RUNNING:
+            _send(replay, until)
+
+
+def _send(replay: Replay, until: float) -> None:
     if replay.by is None or not replay.by.is_active:
-        _finish(replay, State.FAILED, NO_ACCESS)
-        return 0
-    before = replay.sent
+        finish(replay, State.FAILED, NO_ACCESS)
+        return
     messages = reading.messages(replay.archive, replay.first + replay.sent, replay.total - replay.sent)
     with broker.session(replay.archive.vhost) as session:
         if replay.is_declaring:
             leaving = Q(archive__pulse_user__removing_since__isnull=False)  # its queues would outlive it
             if not _may_send(replay, replay.by).exclude(leaving).exists():
-                _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
-                return 0
+                finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
+                return
             declaring.declare(session, replay)
         publisher = ConfirmedPublisher(session)
         while replay.sent < replay.total and time.monotonic() < until:
@@ -211,8 +225,7 @@ def _step(replay: Replay, until: float) -> int:
                 time.sleep(max(0.0, min(BATCH, replay.rate) / replay.rate - (time.monotonic() - began)))
     _record_sent(replay)
     if replay.sent >= replay.total:
-        _finish(replay, State.DONE)
-    return replay.sent - before
+        finish(replay, State.DONE)
 
 
 def _send_batch(
@@ -222,7 +235,7 @@ def _send_batch(
     size = min(BATCH, replay.rate or BATCH, replay.total - replay.sent)
     repeated = replay.repeated + replay.in_flight
     if not _may_send(replay, by).update(sent=replay.sent, in_flight=size, repeated=repeated):
-        _finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
+        finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
         return False
     replay.in_flight, replay.repeated = size, repeated
     first = replay.first + replay.sent
@@ -242,7 +255,7 @@ def _send_batch(
         text = f"Message {first + sent} was not taken: {refused[key]}."
         if arrived:
             text += f" {arrived} later ones were."
-        _finish(replay, State.FAILED, text)
+        finish(replay, State.FAILED, text)
     return not refused
 
 
@@ -255,10 +268,10 @@ def _record_sent(replay: Replay) -> None:
     Replay.objects.filter(pk=replay.pk).update(sent=replay.sent, in_flight=replay.in_flight)
 
 
-def _finish(replay: Replay, state: Replay.State, error: str = "") -> bool:
-    """Record the end of a replay that is running, and return whether it was."""
-    running = Replay.objects.filter(pk=replay.pk, state=State.RUNNING)
-    return bool(running.update(state=state, error=error[:300], finished=timezone.now()))
+def finish(one: Replay | Move, state: Replay.State, error: str = "", **columns: Any) -> bool:
+    """Record the end of a replay or move that is running, and return whether it was."""
+    running = type(one)._default_manager.filter(pk=one.pk, state=State.RUNNING)
+    return bool(running.update(state=state, error=error[:300], finished=timezone.now(), **columns))
 
 
 def planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:

@@ -106,11 +106,7 @@ def _with_groups(archives: QuerySet[Archive]) -> Iterator[Kept]:
 
 
 def store_batch(archive: Archive, batch: Sequence[Undecoded]) -> None:
-    """Add fetched messages to the archive, in one transaction.
-
-    Raises:
-        TooLarge: then the archives of its owner would take more than their share of all. The archive is emptied.
-    """
+    """Add fetched messages to the archive, in one transaction. Past its owner's share, empty it and raise TooLarge."""
     most = _room(archive)
     try:
         with transaction.atomic():

@@ -45,18 +45,14 @@ EXPLAINS_OUTAGE = timedelta(minutes=3)
 
 def with_frozen(earlier: Alarms | None, frozen: Collection[str], now: datetime) -> Alarms:
     """Return the alarms after a pass that found these nodes frozen."""
-    lost = {node for resource, node, _ in earlier or () if resource == NODE}
-    return sorted([*(earlier or ()), *([NODE, node, now.isoformat()] for node in set(frozen) - lost)])
+    new = [[NODE, node, now.isoformat()] for node in set(frozen) - _lost(earlier)]
+    return sorted([*(earlier or ()), *new])
 
 
 def frozen_notices(earlier: Alarms | None, frozen: Collection[str], nodes: Collection[str]) -> list[Notice]:
     """Return a notice of each of these frozen nodes that was not lost before. ``nodes`` are all that ran before."""
-    lost = {node for resource, node, _ in earlier or () if resource == NODE}
-    others = sorted(set(nodes) - set(frozen))
-    return [
-        Notice(kinds.NODE_LOST, {"resource": NODE, "node": node, "running": True, "others": others, "is_frozen": True})
-        for node in sorted(set(frozen) - lost)
-    ]
+    facts = {"resource": NODE, "running": True, "others": sorted(set(nodes) - set(frozen)), "is_frozen": True}
+    return [Notice(kinds.NODE_LOST, facts | {"node": node}) for node in sorted(set(frozen) - _lost(earlier))]
 
 
 def explain_hanging(alarms: Alarms, now: datetime) -> bool:
@@ -70,8 +66,12 @@ def _raised(earlier: Alarms | None, listing: Snapshot) -> set[tuple[str, str]]:
     lost = set(listing.down)
     if not listing.nodes_unchanged:
         # A frozen node is listed as running until RabbitMQ drops it, which may be during this list.
-        lost |= {node for resource, node, _ in earlier or () if resource == NODE}
+        lost |= _lost(earlier)
     return {*listing.alarms, *((NODE, node) for node in lost)}
+
+
+def _lost(alarms: Alarms | None) -> set[str]:
+    return {node for resource, node, _ in alarms or () if resource == NODE}
 
 
 def _facts(resource: str, node: str, listing: Snapshot) -> dict[str, Any]:

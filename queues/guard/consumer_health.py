@@ -17,6 +17,7 @@ from django.utils import timezone
 from core import broker, bulk, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
+from notifications.audience import Ownership
 from notifications.enqueue import Notice
 from queues.guard import activity
 from queues.guard.facts import Facts
@@ -212,15 +213,19 @@ def _count(lease: HeldLease) -> int:
     consumer_changes = _changed(before, after, "unattended_notified_at")
     # If the check was turned off, that says nothing about the queues.
     stall_changes = _changed(before, after, "stalled_notified_at") if settings.GUARDIAN_STALLED_MINUTES else set()
-    gathered = _gather_facts(management, consumer_changes | stall_changes, now)
+    queues, gathered = _gather_facts(management, consumer_changes | stall_changes, now)
     lease.renew_if_due()
     notices: dict[tuple[int, bool], Notice] = {}
-    for queue in gathered.queues:
+    for queue in queues:
         earlier, state, count = before[queue.id], after[queue.id], counted[queue.vhost, queue.name]
-        if queue.id in consumer_changes and (notice := _notice(queue, earlier, state, gathered, now)):
-            notices[queue.id, False] = notice
-        if queue.id in stall_changes and (notice := _stall_notice(queue, earlier, state, count, gathered, now)):
-            notices[queue.id, True] = notice
+        facts = gathered.of(_as_stored(queue), thresholds.of_queue(queue))
+        found = diagnosis.of_row(state, now, now)
+        facts["diagnosis"] = found.as_json() if found else None
+        subject, ownership = subject_key(queue.id), Ownership(queue.pulse_user_id, queue.owner_id)
+        if queue.id in consumer_changes and (content := _about_consumers(earlier, state, facts, now)):
+            notices[queue.id, False] = Notice(*content, subject, *ownership)
+        if queue.id in stall_changes and (content := _about_stall(earlier, state, count, facts, now)):
+            notices[queue.id, True] = Notice(*content, subject, *ownership)
     with transaction.atomic():
         lease.renew()
         remaining = _lock_remaining([id_ for id_, one in after.items() if one.written != before[id_].written])
@@ -258,11 +263,7 @@ def _lock_remaining(ids: Sequence[int]) -> set[int]:
 
 
 def _fetch_counts(management: Management) -> Mapping[QueueName, QueueCounts]:
-    """Return the figures of each guarded queue for which the broker reports a number of consumers.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the figures of each guarded queue for which the broker reports a number of consumers."""
     vhosts = guarded_vhosts()
     rows = management.list_queues(None, {"columns": COLUMNS})
     return {
@@ -324,67 +325,50 @@ def _stored_states() -> list[ConsumerState]:
     return [ConsumerState._make(row) for row in rows]
 
 
-class _Gathered(NamedTuple):
-    queues: Sequence[Queue]
-    facts: Facts
-
-
-def _gather_facts(management: Management, ids: set[int], now: datetime) -> _Gathered:
+def _gather_facts(management: Management, ids: set[int], now: datetime) -> tuple[Sequence[Queue], Facts]:
     """Return these queues and their facts."""
     if not ids:
-        return _Gathered([], Facts({}, {}, now))
+        return [], Facts({}, {}, now)
     these = bulk.among(Queue, ("id",), [(id_,) for id_ in ids])
     queues = list(Queue.objects.filter(these).select_related("pulse_user").order_by("id"))
-    stored = [_as_stored(queue) for queue in queues]
-    return _Gathered(queues, Facts.gather(management, broker.amqp_url(), stored, now))
+    return queues, Facts.gather(management, broker.amqp_url(), list(map(_as_stored, queues)), now)
 
 
 def _as_stored(queue: Queue) -> StoredQueue:
     return StoredQueue._make(getattr(queue, name) for name in StoredQueue._fields)
 
 
-def _notice(
-    queue: Queue, before: ConsumerState, after: ConsumerState, gathered: _Gathered, now: datetime
-) -> Notice | None:
-    """Return the notice about this queue's consumers; None: a passive declare does not confirm the count."""
-    facts = gathered.facts.of(_as_stored(queue), thresholds.of_queue(queue))
-    exact: int | None = facts["consumers"]
+Content = tuple[str, dict[str, Any]]
+"""The kind and the facts of a notice."""
+
+
+def _about_consumers(before: ConsumerState, after: ConsumerState, facts: JSONObject, now: datetime) -> Content | None:
+    """Return the notice about a queue's consumers, or None if a passive declare does not confirm the count."""
+    exact = facts["consumers"]  # None: the queue is gone, or does not respond
     if after.consumers:
-        if exact == 0:
-            return None
-        since = before.unattended_since  # None: the queue was gone in between
-        kind, consumers = kinds.CONSUMERS_BACK, exact or after.consumers
+        kind, since, is_confirmed = kinds.CONSUMERS_BACK, before.unattended_since, exact != 0
     else:
-        if exact != 0:  # None: the queue is gone, or does not respond
-            return None
-        since = after.unattended_since
-        kind, consumers = kinds.NO_CONSUMERS, 0
-    seconds = max(0.0, (now - since).total_seconds()) if since else None
-    facts |= {"consumers": consumers, "seconds": seconds, "diagnosis": _diagnosis(after, now)}
-    return Notice(kind, facts, subject_key(queue.id), queue.pulse_user_id, queue.owner_id)
+        kind, since, is_confirmed = kinds.NO_CONSUMERS, after.unattended_since, exact == 0
+    return (kind, facts | {"consumers": exact or after.consumers} | _lasted(since, now)) if is_confirmed else None
 
 
-def _stall_notice(
-    queue: Queue, before: ConsumerState, after: ConsumerState, count: QueueCounts, gathered: _Gathered, now: datetime
-) -> Notice | None:
-    """Return the notice about the start or end of a stall; None: a passive declare does not confirm the stall."""
-    facts = gathered.facts.of(_as_stored(queue), thresholds.of_queue(queue))
-    if after.stalled_notified_at:
-        if not facts["consumers"]:  # no consumer is left, or the queue does not respond
-            return None
-        kind, since = kinds.STALLED, after.stalled_since
-    else:
-        kind, since = kinds.STALL_OVER, before.stalled_since  # None: the consumers had disconnected
-    facts |= {
+def _about_stall(
+    before: ConsumerState, after: ConsumerState, count: QueueCounts, facts: JSONObject, now: datetime
+) -> Content | None:
+    """Return the notice about the start or end of a stall, or None if a passive declare does not confirm the stall."""
+    if after.stalled_notified_at and not facts["consumers"]:  # no consumer is left, or the queue does not respond
+        return None
+    kind, since = kinds.STALLED, after.stalled_since
+    if not after.stalled_notified_at:
+        kind, since = kinds.STALL_OVER, before.stalled_since
+    figures = {
         "length": length_of(count.ready, count.unacknowledged),
         "ready": count.ready,
         "unacknowledged": count.unacknowledged,
-        "seconds": max(0.0, (now - since).total_seconds()) if since else None,
-        "diagnosis": _diagnosis(after, now),
     }
-    return Notice(kind, facts, subject_key(queue.id), queue.pulse_user_id, queue.owner_id)
+    return kind, facts | figures | _lasted(since, now)
 
 
-def _diagnosis(state: ConsumerState, now: datetime) -> JSONObject | None:
-    found = diagnosis.of_row(state, now, now)
-    return found.as_json() if found else None
+def _lasted(since: datetime | None, now: datetime) -> JSONObject:
+    """Return for how long it lasted: unknown if the queue was gone, or its consumers disconnected, in between."""
+    return {"seconds": max(0.0, (now - since).total_seconds()) if since else None}

@@ -35,7 +35,7 @@ from queues.guard.deleter_threads import deleter_threads, end_thread, keep_conne
 from queues.guard.destroying import InUse, NotSent, Target, WithinLimit
 from queues.guard.earlier_settings import is_another_broker
 from queues.guard.facts import Facts
-from queues.guard.pass_run import guarded_vhosts, rules
+from queues.guard.pass_run import rules
 from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Archive, Pass, Queue, QueueEvent, Watch
@@ -150,7 +150,7 @@ class _Run:
         self._tried: set[int | None] = set()
         self._refusals: list[str] = []
         self._counted = Outcome()
-        self._rules = rules(guarded_vhosts())
+        self._rules = rules()
         self._facts: dict[int | None, Future[Facts]] = {}
         self._owners: dict[int, int] = {}
         self._numbers: Counter[Group] = Counter()
@@ -242,7 +242,7 @@ class _Run:
         if self._watch.cluster != self._cluster:  # decided about another broker; the next run has new connections
             self._waiting = []
             return
-        self._rules = rules(guarded_vhosts())
+        self._rules = rules()
         rows = Queue.objects.filter(state=DELETING).exclude(pk__in=[*self._tried]).order_by("decided_at", "id")
         queues = [queue for queue in recording.stored(rows) if self._is_due(queue)]
         current = {queue.id for queue in queues} | self._tried
@@ -275,7 +275,6 @@ class _Run:
             row = Queue.objects.select_related("pulse_user").get(pk=queue.id or 0)
             limits = thresholds.of_decision(row)
             self._facts[queue.id].result()  # before the queue is gone, and before its messages are fetched
-            self._require_decided(row)
             is_paused = is_fetch_paused(row.returned_at, timezone.now())
             limit = self._limit(row, is_paused=is_paused)
             with sessions.session(queue.vhost) as session:
@@ -318,44 +317,29 @@ class _Run:
                 _spent[since] = _spent.get(since, 0.0) + time.monotonic() - began
             end_thread()
 
-    def _require_decided(self, row: Queue) -> None:
-        """Require that a queue is still to be deleted.
+    def _limit(self, row: Queue, *, is_paused: bool) -> int | None:
+        """Return the length past which a queue is deleted, or None if it is deleted whatever its length.
 
-        Raises:
-            Spared: people or a pass took the decision back, or an agent registered the queue.
+        ``is_paused``: its messages must not be fetched now. Raise Spared if the decision was taken back, an agent
+        registered the queue, or its name no longer breaks the namespace policy.
         """
         ignored = self._rules.ignores(row.vhost, row.name)
         # The next pass records it. Until then the row of a queue in an agents' vhost may be out of date.
         is_registered = row.owner_id is not None and (row.vhost, row.name) in registered.provider().queues()
         if row.state != DELETING or row.block_reason or is_spared(row) or ignored or is_registered:
             raise Spared("its deletion was called off")
-
-    def _limit(self, row: Queue, *, is_paused: bool) -> int | None:
-        """Return the length past which a queue is deleted, or None if it is deleted whatever its length.
-
-        ``is_paused``: its messages must not be fetched now.
-
-        Raises:
-            Spared: its name no longer breaks the namespace policy.
-        """
-        if row.decided_for == Queue.DecidedFor.NAME:
-            if not self._rules.deletes_for_its_name(row):
-                raise Spared("its name is allowed now")
-            return None
-        limit = thresholds.of_decision(row).max
-        return 2 * limit if is_paused else limit
+        if row.decided_for != Queue.DecidedFor.NAME:
+            return (2 if is_paused else 1) * thresholds.of_decision(row).max
+        if not self._rules.deletes_for_its_name(row):
+            raise Spared("its name is allowed now")
+        return None
 
     def _mark_sent(self, queue: StoredQueue, limit: int | None, *, is_paused: bool) -> None:
-        """Set ``delete_sent_at``, right before the request.
-
-        Raises:
-            Spared: the queue must not be deleted any more, or got a higher limit.
-        """
+        """Set ``delete_sent_at``, right before the request. Raise Spared as ``_limit``, and if the limit was raised."""
         with transaction.atomic():
             self._lease.renew()
             rows = Queue.objects.select_for_update(of=("self",)).select_related("pulse_user")
             row = rows.get(pk=queue.id or 0)
-            self._require_decided(row)
             now = self._limit(row, is_paused=is_paused)
             if now is not None and (limit is None or now > limit):
                 raise Spared("its limit was raised")

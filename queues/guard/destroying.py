@@ -185,7 +185,11 @@ class _Attempt:
         self.is_called_off = True
         archive, fetch, now = self.result.archive, self.fetch, timezone.now()
         counts = fetch.requeue_counts
-        if not _requeue(self):  # the connection was closed, which counts on every version
+        try:
+            fetch.requeue()
+        except BrokerError as error:
+            logger.warning("The messages of %s are requeued when the connection closes: %s", self.target.name, error)
+            self.session.close()  # which counts on every version
             counts = fetch.fetched > 0 and fetch.delivery_limit is not None
         if archive is not None and counts and fetch.has_exhausted:
             kept = {"state": Archive.State.KEPT, "reason": Archive.Reason.CALLED_OFF, "dropped": 0, "held": 0}
@@ -196,12 +200,9 @@ class _Attempt:
         self._write_attempts(self.attempts_before | returned)
 
     def _begin(self) -> Archive | None:
-        """Count this attempt, and return a new, open archive instead of the unfinished one.
+        """Count this attempt, and return a new, open archive instead of the unfinished one, or None after the last.
 
-        Return None if there were enough attempts.
-
-        Raises:
-            NotSent: the messages were returned since the pass decided to fetch them.
+        Raise NotSent if the messages were returned since the pass decided to fetch them.
         """
         target, now = self.target, timezone.now()
         declared = definition_of(target.vhost, target.name)
@@ -334,10 +335,7 @@ def delete_queue(
 def _held(attempt: _Attempt, limit: int, ready: int) -> int:
     """Return about how many messages consumers hold, if the queue is over its limit only with them, else 0.
 
-    ``ready`` is what was declared before the fetch.
-
-    Raises:
-        NotSent: the broker did not answer.
+    ``ready`` is what was declared before the fetch. Raise NotSent without an answer of the broker.
     """
     fetch = attempt.fetch
     if fetch.fetched:
@@ -373,8 +371,7 @@ def _list_again(attempt: _Attempt) -> ListedQueue | None:
 def lock_messages(vhost: str, name: str) -> Iterator[Callable[[], None]]:
     """Lock a queue, so that no other process fetches its messages. Yield a function that renews the lock.
 
-    Raises:
-        InUse: another process has the lock, at first or when it is renewed.
+    Raise InUse if another process has the lock, at first or when it is renewed.
     """
     key = hashlib.sha256(f"{vhost}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
     lock = locks.Lock(f"queue {key}", LEASE_SECONDS)  # not as long as other locks: after a kill the queue grows on
@@ -407,13 +404,7 @@ def delete_queue_of_pulse_user(
 
 
 def purge_queue(session: Session, target: Target) -> Removed:
-    """Archive a queue's ready messages, then purge them.
-
-    Raises:
-        NotOnBroker: there is no such queue, or its node is down.
-        NotSent: another process deletes or purges the queue; nothing changed.
-        BrokerError: the broker refuses, or does not answer.
-    """
+    """Archive a queue's ready messages, then purge them. The errors are those of ``delete_queue``."""
     with lock_messages(target.vhost, target.name) as renew_lock:
         attempt = _attempt(session, target, renew_lock)
         attempt.archive(_declare(attempt.fetch))
@@ -479,17 +470,6 @@ def why_not(target: Target) -> str:
     if target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
     return ""
-
-
-def _requeue(attempt: _Attempt) -> bool:
-    """Requeue the fetched messages. Return False if the broker requeues them because the connection is closed."""
-    try:
-        attempt.fetch.requeue()
-    except BrokerError as error:
-        logger.warning("The messages of %s are requeued when the connection closes: %s", attempt.target.name, error)
-        attempt.session.close()
-        return False
-    return True
 
 
 def _was_interrupted(target: Target) -> bool:

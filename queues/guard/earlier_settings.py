@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from queues.guard.pass_run import PassRun, deletion_settings, guarded_vhosts, rules
+from queues.guard.pass_run import PassRun, deletion_settings, rules
 from queues.models import Watch
 from queues.rules import thresholds
 from queues.rules.rows import Observation, Rules
@@ -24,7 +24,7 @@ def earlier_rules(run: PassRun, listing: Snapshot) -> Rules | None:
     earlier = current | stored
     if earlier["GUARDIAN_THRESHOLD_POLICY"] not in thresholds.POLICIES:
         return nothing_guarded  # a policy that no longer exists
-    return None if earlier == current else rules(guarded_vhosts(run.agents_vhosts, earlier), earlier)
+    return None if earlier == current else rules(run.agents_vhosts, earlier)
 
 
 def settings_to_store(watch: Watch, observation: Observation) -> dict[str, Any] | None:

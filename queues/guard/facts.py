@@ -28,8 +28,7 @@ from rabbit.entities import Binding
 from rabbit.errors import BrokerError, NotOnBroker, Refused
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
-from rabbit.policies import BrokerPolicy, LengthLimit, limit_of
-from rabbit.requests.sending import JSONObject
+from rabbit.policies import LengthLimit, limit_of
 from rabbit.threads import ContextThreadPool
 
 MAX_SINGLE_REQUESTS = 10
@@ -189,21 +188,28 @@ def _query_management(
     vhosts = sorted({vhost for vhost, _ in queues})
     limited_vhosts = sorted({vhost for vhost, _ in with_limit})
     # Vhosts are listed one after the other, as each list keeps the broker busy.
-    requests = _Requests(management, MAX_CONCURRENT_REQUESTS if singly else 1)
+    requests = _Requests(MAX_CONCURRENT_REQUESTS if singly else 1)
+    to_exchanges: ToExchanges = {}
     if singly:
-        bindings = requests.ask(_bindings_to_queue, queues)
-        to_exchanges: ToExchanges = {}
-        arguments = requests.ask(_arguments_of_queue, with_limit)
+        bindings = requests.ask(lambda queue: management.queue_bindings(*queue), queues)
+        arguments = requests.ask(lambda queue: management.queue_arguments(*queue), with_limit)
     else:
-        bindings, to_exchanges = _by_destination(requests.ask(_bindings_in_vhost, vhosts))
-        arguments = requests.ask(_arguments_in_vhost, limited_vhosts)
-    policies = requests.ask(_policies_of_vhost, limited_vhosts)
+        bindings, to_exchanges = _by_destination(requests.ask(management.bindings, vhosts))
+        listed = requests.ask(management.list_arguments, limited_vhosts)
+        arguments = {(row["vhost"], row["name"]): row for rows in listed.values() for row in rows}
+    policies = requests.ask(
+        lambda name: (management.policies(name), management.operator_policies(name)), limited_vhosts
+    )
+
+    def request_upstream(vhost: str, names: Collection[str]) -> dict[str, list[Binding]]:
+        asked = [(vhost, name) for name in names]
+        to_exchanges.update(requests.ask(lambda exchange: management.bindings_to_exchange(*exchange), asked))
+        return _of_vhost(to_exchanges, vhost, names)
 
     if singly:
         for vhost in vhosts:
             in_vhost = [one for queue in queues if queue[0] == vhost for one in bindings.get(queue, ())]
-            request = partial(_request_upstream, requests, vhost, to_exchanges)
-            feeding.upstream(in_vhost, request, MAX_EXCHANGES_REQUESTED)
+            feeding.upstream(in_vhost, partial(request_upstream, vhost), MAX_EXCHANGES_REQUESTED)
     requests.close()
 
     def feed(queue: QueueName) -> Feed:
@@ -222,91 +228,48 @@ ToExchanges = dict[QueueName, list[Binding]]
 """The bindings to exchanges, by vhost and exchange."""
 
 
-def _request_upstream(
-    requests: "_Requests", vhost: str, to_exchanges: ToExchanges, names: Collection[str]
-) -> dict[str, list[Binding]]:
-    """Request the bindings to these exchanges, add them to ``to_exchanges``, and return them."""
-    to_exchanges.update(requests.ask(_bindings_to_exchange, [(vhost, name) for name in names]))
-    return _of_vhost(to_exchanges, vhost, names)
-
-
 def _of_vhost(to_exchanges: ToExchanges, vhost: str, names: Collection[str]) -> dict[str, list[Binding]]:
     return {name: to_exchanges.get((vhost, name), []) for name in names}
 
 
 K = TypeVar("K")
-T = TypeVar("T")
+V = TypeVar("V")
 
 
 class _Requests:
     """Concurrent requests to the broker, with one time limit. A failure ends them: each would wait as long."""
 
-    def __init__(self, management: Management, concurrent: int) -> None:
-        self._management = management
+    def __init__(self, concurrent: int) -> None:
         self._threads = ContextThreadPool(concurrent)
         self._until = time.monotonic() + BINDINGS_TIMEOUT_SECONDS
         self._failed = False
 
-    def ask(self, request: Callable[[Management, T], dict[K, Any]], about: Iterable[T]) -> dict[K, Any]:
+    def ask(self, request: Callable[[K], V], about: Iterable[K]) -> dict[K, V]:
         """Return the answers to these requests, as far as there are any."""
+        answers: dict[K, V] = {}
         if self._failed:
-            return {}
-        sent = [self._threads.submit(request, self._management, one) for one in about]
+            return answers
+
+        def ask_once(one: K) -> None:
+            # The queue, exchange or vhost may be gone, or its name invalid in a URL, such as "..".
+            with contextlib.suppress(Refused, NotOnBroker):
+                answers[one] = request(one)
+
+        sent = [self._threads.submit(ask_once, one) for one in about]
         answered, missing = wait(sent, max(0.0, self._until - time.monotonic()), FIRST_EXCEPTION)
         self._failed = bool(missing)
-        answers: dict[K, Any] = {}
-        for answer in answered:
+        for one in answered:
             try:
-                answers.update(answer.result())
+                one.result()
             except BrokerError:
                 self._failed = True
         if self._failed:
             self.close()
-        return answers
+        return dict(answers)
 
     def close(self) -> None:
         """Cancel the requests that were not sent yet. Do not wait for those that hang."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-NO_ANSWER = (Refused, NotOnBroker)
-"""The queue, exchange or vhost is gone, or its name is invalid in a URL, such as ".."."""
-
-
-def _bindings_to_queue(management: Management, queue: QueueName) -> dict[QueueName, list[Binding]]:
-    with contextlib.suppress(*NO_ANSWER):
-        return {queue: management.queue_bindings(*queue)}
-    return {}
-
-
-def _bindings_to_exchange(management: Management, exchange: QueueName) -> dict[QueueName, list[Binding]]:
-    with contextlib.suppress(*NO_ANSWER):
-        return {exchange: management.bindings_to_exchange(*exchange)}
-    return {}
-
-
-def _bindings_in_vhost(management: Management, vhost: str) -> dict[str, list[Binding]]:
-    with contextlib.suppress(*NO_ANSWER):
-        return {vhost: management.bindings(vhost)}
-    return {}
-
-
-def _arguments_of_queue(management: Management, queue: QueueName) -> dict[QueueName, JSONObject]:
-    with contextlib.suppress(*NO_ANSWER):
-        return {queue: management.queue_arguments(*queue)}
-    return {}
-
-
-def _arguments_in_vhost(management: Management, vhost: str) -> dict[QueueName, JSONObject]:
-    with contextlib.suppress(*NO_ANSWER):
-        return {(row["vhost"], row["name"]): row for row in management.list_arguments(vhost)}
-    return {}
-
-
-def _policies_of_vhost(management: Management, vhost: str) -> dict[str, tuple[list[BrokerPolicy], list[BrokerPolicy]]]:
-    with contextlib.suppress(*NO_ANSWER):
-        return {vhost: (management.policies(vhost), management.operator_policies(vhost))}
-    return {}
 
 
 def _by_destination(

@@ -5,6 +5,7 @@ from typing import Any
 
 from core import bulk
 from notifications.enqueue import Notice
+from queues.guard.recording import write_events
 from queues.mails import kinds
 from queues.mails.subject import subject_key
 from queues.models import Queue, QueueEvent
@@ -50,9 +51,9 @@ def end_limits(listing: Snapshot, now: datetime) -> list[Notice]:
             queue.limits_phase = Queue.LimitsPhase.KEPT if step is Step.KEEP else Queue.LimitsPhase.ANNOUNCED
         written.append((queue.pk, *(getattr(after, name) for name in (*LIMITS, *END))))
         if step in EVENTS:
-            events.append((queue.pk, queue.vhost, queue.name, EVENTS[step], now, details))
+            events.append((queue, EVENTS[step], details))
     bulk.update(Queue, (*LIMITS, *END), written)
-    bulk.insert(QueueEvent, ("queue", "vhost", "queue_name", "kind", "at", "details"), events)
+    write_events(events, now)
     return notices
 
 

@@ -23,7 +23,7 @@ from notifications.enqueue import Notice
 from queues.guard import alarms, deleter, recording, registered, unguarded
 from queues.guard.brake_table import LONGEST_FIRST, in_order, lines_of_pass
 from queues.guard.facts import Facts, recent_samples
-from queues.guard.pass_run import PassRun, Report, deletion_settings, guarded_vhosts, rules, save_report
+from queues.guard.pass_run import PassRun, Report, deletion_settings, rules, save_report
 from queues.guard.persistence import Inventory, load, stored_queues, write
 from queues.mails import kinds
 from queues.models import Queue, QueueEvent, Watch
@@ -81,18 +81,11 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
     but changes nothing. If another process is running a pass, nothing is done, and the report says so.
     """
     report = Report(at=timezone.now(), dry_run=dry_run)
-    if not dry_run:
-        _run(report, force)
+    began = time.monotonic()
+    if dry_run:
+        _pass(report, None, force)
+        report.seconds = time.monotonic() - began
         return report
-    began = time.monotonic()
-    _pass(report, None, force)
-    report.seconds = time.monotonic() - began
-    return report
-
-
-def _run(report: Report, force: bool) -> None:
-    """Run a pass under the lease, save its report, and start sending notifications."""
-    began = time.monotonic()
     try:
         with leases.lease(LEASE) as lease:
             report.at, began = timezone.now(), time.monotonic()  # so that no two reports overlap
@@ -112,16 +105,16 @@ def _run(report: Report, force: bool) -> None:
     if report.decided:
         deleter.wake()
     report.seconds = time.monotonic() - began
+    return report
 
 
 def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
     watch = Watch.objects.get_or_create(id=1)[0] if lease else Watch.objects.filter(id=1).first() or Watch()
     agents_vhosts = registered.provider().vhosts()
-    pass_rules = rules(guarded_vhosts(agents_vhosts))
     try:
         management = broker.management()
-        run = PassRun(report, watch, management, pass_rules, agents_vhosts, lease, force)
+        run = PassRun(report, watch, management, rules(agents_vhosts), agents_vhosts, lease, force)
         run, observation, changes = _observe_in_turn(run)
     except BrokerError as error:
         _record_outage(report, watch, error, lease)
@@ -236,21 +229,16 @@ def _responds(queue: QueueName) -> bool:
     try:
         with Session(broker.amqp_url(), queue[0], PROBE_SECONDS) as session:
             session.declare_passively(queue[1])
-    except BrokerUnavailable as error:
-        return not error.timed_out
-    except BrokerError:
-        return True
+    except BrokerError as error:
+        return not (isinstance(error, BrokerUnavailable) and error.timed_out)
     return True
 
 
 def _require_same_cluster(run: PassRun, listing: Snapshot) -> None:
-    """Check that this list is not from another cluster, if the broker has several addresses.
+    """Raise BrokerUnavailable if this list may be from another cluster, if the broker has several addresses.
 
     On the first pass, and if the list is of another cluster than the last one, all addresses must lead to one cluster.
     In the second case all must answer, too: one that does not may be the guarded cluster's.
-
-    Raises:
-        BrokerUnavailable: the addresses lead to two clusters, or may do so.
     """
     is_first = run.watch.listed_at is None
     is_another = bool(run.watch.cluster and listing.cluster) and run.watch.cluster != listing.cluster
@@ -322,12 +310,10 @@ def _may_use_figures(run: PassRun) -> bool:
 
 def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Snapshot | None:
     """Return a snapshot from the nodes' Prometheus figures and the stored rows; None: fetch the list."""
-    may_be_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
-    ignores = run.rules.ignores
+    is_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
+    arguments = run.management, run.vhosts, stored, run.rules.ignores, run.keep_lease
     try:
-        return broker.prometheus().take(
-            run.management, run.vhosts, stored, ignores, run.keep_lease, keep_stored_lengths=may_be_behind
-        )
+        return broker.prometheus().take(*arguments, keep_stored_lengths=is_behind)
     except ListNeeded as reason:
         logger.info("Fetching the list of queues, because %s.", reason)
     except BrokerError as error:
@@ -346,7 +332,7 @@ def _preview(run: PassRun, changes: Changes) -> None:
     for one in changes.deletable:
         depth = depths.get(one.key)
         if one.for_its_name or (depth and depth.ready + (one.queue.unacknowledged or 0) > one.limit):
-            report.would_delete.append(_named(one.key))
+            report.would_delete.append({"vhost": one.queue.vhost, "queue": one.queue.name})
         elif depth:
             report.kept += 1
 
@@ -453,10 +439,6 @@ def _report_errors(report: Report, changes: Changes, observation: Observation) -
             f"the deletion of {number} queue{'' if number == 1 else 's'} is blocked; check them, then release them in "
             "the admin, or use --force"
         )
-
-
-def _named(key: QueueName) -> dict[str, str]:
-    return {"vhost": key[0], "queue": key[1]}
 
 
 def _no_such_vhost(vhost: str, registrations: Registrations) -> str:

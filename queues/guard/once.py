@@ -29,13 +29,12 @@ def run_once(*, force: bool = False, dry_run: bool = False) -> Report:
         report.deleted += outcome.deleted
         report.kept += outcome.kept
         report.errors += outcome.errors
-        report.pending = _pending(report).count()
-        return report
-    while _pending(report).exists() and time.monotonic() < until:
-        time.sleep(POLL_SECONDS)
-    events = QueueEvent.objects.filter(queue__in=report.decided, at__gte=report.at)
-    report.deleted += events.filter(kind=QueueEvent.Kind.DELETED).count()
-    report.kept += events.filter(kind=QueueEvent.Kind.KEPT).count()
+    else:
+        while _pending(report).exists() and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        events = QueueEvent.objects.filter(queue__in=report.decided, at__gte=report.at)
+        report.deleted += events.filter(kind=QueueEvent.Kind.DELETED).count()
+        report.kept += events.filter(kind=QueueEvent.Kind.KEPT).count()
     report.pending = _pending(report).count()
     return report
 

@@ -94,12 +94,10 @@ def deletion_settings() -> dict[str, Any]:
     return {name: getattr(settings, name) for name in DELETION_SETTINGS}
 
 
-def rules(vhosts: Iterable[str] | None, values: Mapping[str, Any] | None = None) -> Rules:
-    """Return the rules of a pass over these vhosts; None: over all.
-
-    ``values`` are those of ``DELETION_SETTINGS``, by default the current ones.
-    """
+def rules(agents: Iterable[str] | None = None, values: Mapping[str, Any] | None = None) -> Rules:
+    """Return the rules of a pass over the guarded vhosts. The arguments are those of ``guarded_vhosts``."""
     values = values or deletion_settings()
+    vhosts = guarded_vhosts(agents, values)
     ignored = values["GUARDIAN_IGNORED_QUEUES"]
     lengths = Thresholds(values["GUARDIAN_WARN_QUEUE_LENGTH"], values["GUARDIAN_MAX_QUEUE_LENGTH"])
     return Rules(
@@ -145,8 +143,5 @@ class PassRun:
 def save_report(report: Report) -> None:
     """Save the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    excluded = (
-        "dry_run", "deletable", "would_delete", "another_pass", "away", "given_up", "notifications", "decided",
-        "pending", *lists,
-    )  # fmt: skip
-    Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in excluded})
+    columns = {field.name for field in Pass._meta.concrete_fields}
+    Pass.objects.create(**{name: value for name, value in vars(report).items() if name in columns} | lists)

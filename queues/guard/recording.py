@@ -22,7 +22,6 @@ from queues.models import Queue, QueueEvent
 from queues.rules.quiet import QuietPeriod
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import DELETING, GONE
-from rabbit.names import QueueName
 
 deletions_recorded = Signal()
 """Sent with ``number`` after this number of deletions was recorded."""
@@ -34,11 +33,7 @@ def stored(rows: QuerySet[Queue]) -> list[StoredQueue]:
 
 
 def finish(queues: Sequence[StoredQueue], lease: HeldLease) -> int:
-    """Record that these queues were deleted by a request whose answer was lost. Return the number of notifications.
-
-    Raises:
-        LeaseLost: the lease expired; the next pass records it.
-    """
+    """Record that these queues were deleted by a request whose answer was lost. Return the number of notifications."""
     if not queues:
         return 0
     facts = _last_facts(queues)
@@ -66,7 +61,7 @@ def record_deleted(
         write_states([_deleted(queue) for queue in queues], now)
         write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in queues], now)
         # Only queues registered since the decision: a registered queue is not deletable.
-        newly_registered = [_name(queue) for queue in queues if queue.owner_id is not None]
+        newly_registered = [(queue.vhost, queue.name) for queue in queues if queue.owner_id is not None]
         if newly_registered:
             registered.provider().record_missing(newly_registered)
         notices = [Notice(kinds.DELETION, facts[queue.id], subject_key(queue.id), *queue.ownership) for queue in queues]
@@ -101,7 +96,7 @@ def write_states(queues: Iterable[StoredQueue], now: datetime) -> None:
     bulk.update(Queue, (*fields, "outcome_at"), rows)
 
 
-def write_events(events: Sequence[tuple[StoredQueue, str, dict[str, Any]]], at: datetime) -> None:
+def write_events(events: Sequence[tuple[StoredQueue | Queue, str, dict[str, Any]]], at: datetime) -> None:
     """Insert events with their details."""
     rows = [(queue.id, queue.vhost, queue.name, kind, at, details) for queue, kind, details in events]
     bulk.insert(QueueEvent, ("queue", "vhost", "queue_name", "kind", "at", "details"), rows)
@@ -116,7 +111,3 @@ def _last_facts(queues: Sequence[StoredQueue]) -> dict[int | None, dict[str, Any
     events = QueueEvent.objects.filter(these, kind=QueueEvent.Kind.DELETABLE).order_by("id")
     facts.update(events.values_list("queue", "details"))
     return facts
-
-
-def _name(queue: StoredQueue) -> QueueName:
-    return (queue.vhost, queue.name)

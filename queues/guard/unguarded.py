@@ -68,11 +68,7 @@ def to_declare(found: Mapping[QueueName, datetime], at: datetime | None) -> list
 
 
 def streams_without_retention(management: Management, listing: Snapshot, rules: Rules) -> list[QueueName]:
-    """Return the listed streams that keep all messages, without the ignored ones.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-    """
+    """Return the listed streams that keep all messages, without the ignored ones."""
     listed = {(queue.vhost, queue.name) for queue in listing.queues if queue.type == STREAM}
     return streams.without_retention(management, {key for key in listed if not rules.ignores(*key)})
 

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from django.core.exceptions import ObjectDoesNotExist
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -66,6 +66,8 @@ MOVED, COPIED, SENT_BACK = "moved messages", "copied messages", "sent messages b
 STOPPED = "stopped a move"
 
 State = Move.State
+
+_finish = partial(replay.finish, in_flight=0)
 
 
 class MoveRefused(Refusal):
@@ -256,29 +258,7 @@ def _require_no_drop(vhost: str, name: str, length: int) -> None:
 
 def run_due(seconds: float = replay.STEP_SECONDS) -> int:
     """Carry out the running moves for this time at most, and return the number of messages sent."""
-    sent = 0
-    until = time.monotonic() + seconds
-    running = list(Move.objects.filter(state=State.RUNNING).order_by("?"))  # a slow one does not keep others waiting
-    if running and replay.is_blocked():
-        return 0
-    for move in running:
-        if time.monotonic() >= until:
-            break
-        before = move.sent
-        try:
-            _step(move, until)
-        except ObjectDoesNotExist:  # the row of its queue was pruned
-            continue
-        except Refusal as error:
-            _finish(move, State.FAILED, str(error))
-        except NotOnBroker:
-            _finish(move, State.FAILED, "A queue or an exchange of it is no longer on the broker, or its node is down.")
-        except BrokerUnavailable as error:
-            logger.warning("The move %s waits for the broker: %s", move.uuid, error)
-        except BrokerError as error:
-            _finish(move, State.FAILED, str(error))
-        sent += move.sent - before
-    return sent
+    return replay.run_sendings(Move, _step, _finish, seconds)
 
 
 def _step(move: Move, until: float) -> None:
@@ -287,30 +267,33 @@ def _step(move: Move, until: float) -> None:
     if move.state != State.RUNNING or _waits_for_deletion(move):
         return
     vhost, name, type_ = move.queue.vhost, move.queue.name, move.queue.type
-    with (
-        lock_messages(vhost, name) as renew_lock,
-        broker.session(vhost) as source,
-        broker.session(vhost) as target,
-    ):
-        move.refresh_from_db()  # another process may have carried out a step until now
-        if move.in_flight:  # a step was killed
-            _count_repeated(move, move.in_flight)
-        row = quorum_queue(vhost, name) if type_ == QUORUM else {}
-        step = _Step(move, source, ConfirmedPublisher(target, HEADER), route_of(move), row, FIRST_BATCH)
-        is_over = False
-        try:
-            while not is_over and time.monotonic() < until:
-                renew_lock()
-                if _waits_for_deletion(move):
-                    break
-                _judge_again(move)
-                is_over = step.send_batch()
-        except BrokerError:
-            _count_repeated(move, step.in_flight)
-            raise
-        finally:
-            if source.is_connected:
-                step.return_kept()
+    try:
+        with (
+            lock_messages(vhost, name) as renew_lock,
+            broker.session(vhost) as source,
+            broker.session(vhost) as target,
+        ):
+            move.refresh_from_db()  # another process may have carried out a step until now
+            if move.in_flight:  # a step was killed
+                _count_repeated(move, move.in_flight)
+            row = quorum_queue(vhost, name) if type_ == QUORUM else {}
+            step = _Step(move, source, ConfirmedPublisher(target, HEADER), route_of(move), row, FIRST_BATCH)
+            is_over = False
+            try:
+                while not is_over and time.monotonic() < until:
+                    renew_lock()
+                    if _waits_for_deletion(move):
+                        break
+                    _judge_again(move)
+                    is_over = step.send_batch()
+            except BrokerError:
+                _count_repeated(move, step.in_flight)
+                raise
+            finally:
+                if source.is_connected:
+                    step.return_kept()
+    except NotOnBroker as error:
+        raise MoveRefused("A queue or an exchange of it is no longer on the broker, or its node is down.") from error
     Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=0, kept=step.kept)
     if is_over:
         _finish(move, State.DONE)
@@ -385,7 +368,8 @@ class _Step:
                 self._acknowledge(fetch, taken, [])
                 raise
         keys = {position: self._key(number, taken[position]) for number, position in enumerate(routed, move.sent + 1)}
-        if not self._record_start(len(routed)):  # it was stopped
+        self.in_flight = len(routed)
+        if not Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=len(routed)):  # it was stopped
             self._acknowledge(fetch, taken, [])
             return True
         refused = self.publisher.publish({keys[position]: message for position, message in routed.items()})
@@ -434,11 +418,6 @@ class _Step:
         """Return the key of a message. If it is sent again, it has the same key, unless its number was recorded."""
         return f"{self.move.uuid.hex}/{number}/{blake2b(message.body, digest_size=6).hexdigest()}"
 
-    def _record_start(self, number: int) -> bool:
-        """Record the batch in flight before it is published. Return False if the move was stopped."""
-        self.in_flight = number
-        return bool(Move.objects.filter(pk=self.move.pk, state=State.RUNNING).update(in_flight=number))
-
     def _acknowledge(self, fetch: Fetch, taken: dict[int, Undecoded], confirmed: Sequence[int]) -> None:
         """Acknowledge the confirmed messages. The others are kept until the end of the step, in their places."""
         if confirmed:
@@ -453,26 +432,16 @@ class _Step:
         )
 
     def return_kept(self) -> None:
-        """Return all messages that stay. They take their places in the queue again."""
-        for fetch, messages in self._open:
-            self._return(fetch, messages)
-        self._open.clear()
-
-    def _return(self, fetch: Fetch, exhausted: dict[int, Undecoded]) -> None:
-        """Return messages to the queue. Those that the broker would then drop, as exhausted, go to the queue's end."""
-        if fetch.requeue_counts and exhausted:
-            keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys that they have seen
-            last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
-            refused = self.publisher.publish(last, "", self.move.queue.name)
-            done = [position for position, key in keys.items() if key not in refused]
+        """Return all messages that stay to their places. Those that the broker would drop go to the queue's end."""
+        for fetch, exhausted in self._open:
+            done: list[int] = []
+            if fetch.requeue_counts and exhausted:
+                keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys they have seen
+                last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
+                refused = self.publisher.publish(last, "", self.move.queue.name)
+                done = [position for position, key in keys.items() if key not in refused]
             if done:
                 fetch.acknowledge(done)
-            if len(done) == fetch.fetched:
-                return
-        fetch.requeue()
-
-
-def _finish(move: Move, state: Move.State, error: str = "") -> bool:
-    """Record the end of a move that is running, and return whether it was."""
-    running = Move.objects.filter(pk=move.pk, state=State.RUNNING)
-    return bool(running.update(state=state, error=error[:300], in_flight=0, finished=timezone.now()))
+            if len(done) < fetch.fetched:
+                fetch.requeue()
+        self._open.clear()

@@ -83,11 +83,6 @@ def release_brake(by: Owner, queues: Collection[QueueName]) -> Release:
     return Release(len(new), len(names & earlier), watch.released_by, len(names - blocked))
 
 
-def released(watch: Watch, now: datetime) -> int:
-    """Return how many queues an operator released, if the release is still valid."""
-    return len(released_queues(watch, now))
-
-
 def released_queues(watch: Watch, now: datetime) -> frozenset[QueueName]:
     """Return the queues that an operator released, if the release is still valid."""
     if watch.released_at is None or abs(now - watch.released_at) >= RELEASE_VALID_FOR:

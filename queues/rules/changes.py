@@ -8,9 +8,7 @@ from typing import NamedTuple
 from queues.models import QueueEvent
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import StoredQueue
-from queues.rules.thresholds import (
-    Thresholds,
-)
+from queues.rules.thresholds import Thresholds
 from rabbit.names import QueueName
 
 

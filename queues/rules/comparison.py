@@ -3,7 +3,7 @@
 Everything here is pure. ``guard/monitor.py`` fetches the input and writes the result.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,13 +21,12 @@ from queues.rules.rows import (
     Observation,
     OwnershipFields,
     Rules,
+    StoredPulseUser,
     StoredQueue,
-    from_listed,
 )
 from queues.rules.thresholds import (
     DELETING,
     GONE,
-    NOT_SET,
     OK,
     UNACKED_MINIMUM,
     WARNED,
@@ -42,16 +41,13 @@ from queues.rules.thresholds import (
     resolve,
 )
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
-from rabbit.snapshot import (
-    CLASSIC,
-    TYPES_WITHOUT_LENGTH,
-    UNKNOWN_TYPE,
-    ListedQueue,
-    with_type,
-)
+from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue, with_type
 
 MISSES_UNTIL_GONE = 2
 SHORT_LISTS_UNTIL_BELIEVED = 3
+
+NO_PULSE_USER = StoredPulseUser(0, None, None, removing=True)
+"""Stands for a Pulse user without a row: it was removed, so its queues are expected to be gone."""
 
 
 def compare(observation: Observation, rules: Rules, *, now: datetime, force: bool) -> Changes:
@@ -89,16 +85,9 @@ class _Comparison:
             for listed in observation.snapshot.queues
             if not rules.ignores(listed.vhost, listed.name)
         }
-        pulse_users = observation.pulse_users.values()
-        self.limits: dict[int | None, tuple[int | None, int | None]] = {
-            pulse_user.id: (pulse_user.warn_length, pulse_user.max_length) for pulse_user in pulse_users
-        }
-        self.owners: dict[int | None, int | None] = {pulse_user.id: pulse_user.owner_id for pulse_user in pulse_users}
-        self.hold_offs: dict[int | None, timedelta] = defaultdict(timedelta)
-        self.hold_offs |= {one.id: timedelta(minutes=one.hold_off_minutes) for one in pulse_users}
+        self.pulse_users: dict[int | None, StoredPulseUser] = {one.id: one for one in observation.pulse_users.values()}
         self.reminded = reminders.due(self.stored.values(), rules.reminder_interval, now)
         self.waiting: Counter[int | None] = Counter()
-        self.staying = {pulse_user.id for pulse_user in pulse_users if not pulse_user.removing}
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
         self.removes_nothing = False
@@ -183,7 +172,7 @@ class _Comparison:
         """Return whether no deletion, and no removal of a Pulse user or registration, explains a missing queue."""
         if _was_sent(row):
             return False
-        with_pulse_user = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
+        with_pulse_user = row.pulse_user_id is not None and self._pulse_user(row.pulse_user_id).removing
         return not with_pulse_user and not self.observation.registrations.was_unregistered(row)
 
     def _record_gone(self, row: StoredQueue) -> None:
@@ -219,7 +208,7 @@ class _Comparison:
             return False
         if listed.exclusive or registered:
             return False
-        has_limit = self.limits.get(pulse_user_id, NOT_SET)[1] is not None
+        has_limit = self._pulse_user(pulse_user_id).max_length is not None
         return not has_limit and listed.length is not None and listed.length > self.rules.policy.thresholds.warn
 
     def _judge(self, key: QueueName, listed: ListedQueue, broker: BrokerState) -> None:
@@ -286,10 +275,14 @@ class _Comparison:
 
     def _group_of(self, queue: StoredQueue) -> int | None:
         """Return the owner with whose queues the brake blocks a queue, or None."""
-        return queue.owner_id if queue.owner_id is not None else self.owners.get(queue.pulse_user_id)
+        return queue.owner_id if queue.owner_id is not None else self._pulse_user(queue.pulse_user_id).owner_id
+
+    def _pulse_user(self, id_: int | None) -> StoredPulseUser:
+        return self.pulse_users.get(id_, NO_PULSE_USER)
 
     def _thresholds(self, queue: StoredQueue, rules: Rules, broker: BrokerState) -> Thresholds:
-        of_user = self.limits.get(queue.pulse_user_id, NOT_SET)
+        pulse_user = self._pulse_user(queue.pulse_user_id)
+        of_user = pulse_user.warn_length, pulse_user.max_length
         load = QueueLoad(queue.length, self.observation.held.get((queue.vhost, queue.name), 0))
         return resolve((queue.warn_length, queue.max_length), of_user, rules.policy(load, broker))
 
@@ -350,7 +343,7 @@ class _Comparison:
 
     def _updated_row(self, key: QueueName, listed: ListedQueue, ownership: OwnershipFields) -> StoredQueue:
         """Return the row with the listed figures and the ownership."""
-        queue = self.stored.get(key) or from_listed(listed)
+        queue = self.stored.get(key) or StoredQueue(None, *listed)
         found = (*listed, *ownership)
         if queue[FROM_LIST] == found and queue.misses == 0 and queue.state != GONE:
             return queue  # nearly always
@@ -448,7 +441,8 @@ class _Comparison:
             self._record_row(queue)
             return
         reminds = (queue.vhost, queue.name) in self.reminded
-        timing = Timing(self.now, self.rules.quiet_seconds, self.hold_offs[queue.pulse_user_id], reminds)
+        hold_off = timedelta(minutes=self._pulse_user(queue.pulse_user_id).hold_off_minutes)
+        timing = Timing(self.now, self.rules.quiet_seconds, hold_off, reminds)
         after, message = with_state(queue, state, thresholds, timing)
         if message is None and repeat_warning:
             message = Message(after, MessageKind.WARNING, thresholds)

@@ -45,9 +45,7 @@ class Freshness(NamedTuple):
 
 def freshness_of_list(watch: Watch | None) -> Freshness:
     """Return how fresh the last list of queues is."""
-    if watch is None or watch.listed_at is None:
-        outage, counted_at = (watch.outage_since is not None, watch.consumers_counted_at) if watch else (False, None)
-        return Freshness(None, late=True, outage=outage, counted_at=counted_at)
-    since = timezone.now() - watch.listed_at
-    late = since > timedelta(seconds=max(LATE_AFTER_SECONDS, LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS))
+    watch = watch or Watch()
+    limit = timedelta(seconds=max(LATE_AFTER_SECONDS, LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS))
+    late = watch.listed_at is None or timezone.now() - watch.listed_at > limit
     return Freshness(watch.listed_at, late, watch.outage_since is not None, watch.consumers_counted_at)

@@ -1,6 +1,5 @@
 """Filters and orders of lists of queues, for the page and the API."""
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -212,17 +211,18 @@ class Counts(NamedTuple):
 
 def add_up(groups: Sequence[StateCount]) -> Counts:
     existing = [group for group in groups if group.state != Queue.State.GONE]
-    by_state: Counter[str] = Counter()
-    for group in groups:
-        by_state[group.state] += group.number
+
+    def number(state: str) -> int:
+        return sum(group.number for group in groups if group.state == state)
+
     return Counts(
         total=sum(group.number for group in existing),
         attention=sum(group.attention for group in existing),
         blocked=sum(group.blocked for group in existing),
         unattended=sum(group.unattended for group in existing),
-        deleting=by_state[Queue.State.DELETING],
-        warned=by_state[Queue.State.WARNED],
-        gone=by_state[Queue.State.GONE],
+        deleting=number(Queue.State.DELETING),
+        warned=number(Queue.State.WARNED),
+        gone=number(Queue.State.GONE),
     )
 
 

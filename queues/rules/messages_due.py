@@ -7,7 +7,7 @@ from queues.rules import quiet
 from queues.rules.changes import Message
 from queues.rules.quiet import MessageKind
 from queues.rules.rows import StoredQueue
-from queues.rules.thresholds import DELETING, OK, WARNED, Thresholds, judge, over_unacked_since
+from queues.rules.thresholds import DELETING, OK, WARNED, Thresholds, judge
 from rabbit.snapshot import CLASSIC
 
 
@@ -73,5 +73,6 @@ def with_over_unacked(queue: StoredQueue, thresholds: Thresholds, now: datetime)
     """Return the queue with the time since when only its unacknowledged messages put it over its limit."""
     since = None
     if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:
-        since = over_unacked_since(queue.over_unacked_since, queue.ready, queue.length, thresholds.max, now)
+        is_over = queue.ready <= thresholds.max < queue.length
+        since = min(queue.over_unacked_since or now, now) if is_over else None
     return queue if since == queue.over_unacked_since else queue._replace(over_unacked_since=since)

@@ -4,32 +4,21 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from notifications.audience import Ownership
 from queues.models import Queue
 from queues.rules.growth import Sample
 from queues.rules.quiet import QuietPeriod
-from queues.rules.thresholds import (
-    DELETING,
-    GONE,
-    OK,
-    Policy,
-    is_spared,
-)
+from queues.rules.thresholds import DELETING, GONE, OK, Policy, is_spared
 from rabbit.amqp import DeclareOk
 from rabbit.memory import NodeMemory
 from rabbit.names import NameKind, QueueName, kind_of_queue
-from rabbit.snapshot import (
-    UNKNOWN_TYPE,
-    ListedQueue,
-    Snapshot,
-    length_of,
-)
+from rabbit.snapshot import UNKNOWN_TYPE, ListedQueue, Snapshot, length_of
 
 
 class StoredQueue(NamedTuple):
-    """The columns of ``queues.models.Queue`` that a pass reads and writes."""
+    """The columns of ``queues.models.Queue`` that a pass reads and writes. Those of ``ListedQueue`` follow the id."""
 
     id: int | None
     vhost: str
@@ -41,31 +30,31 @@ class StoredQueue(NamedTuple):
     node: str
     ready: int | None
     unacknowledged: int | None
-    pulse_user_id: int | None
-    owner_id: int | None
-    registered: bool
-    state: str
-    misses: int
-    delete_sent_at: datetime | None
-    decided_at: datetime | None
-    decided_for: str
-    decided_limit: int | None
-    is_released: bool
-    notified_state: str
-    quiet_until: datetime | None
-    recovery_notified: bool
-    merged: int
-    warned_since: datetime | None
-    reminded_at: datetime | None
-    last_call_limit: int | None
-    over_unacked_since: datetime | None
-    block_reason: str
-    unbounded: bool
-    warn_length: int | None
-    max_length: int | None
-    attempted_at: datetime | None
-    returned_at: datetime | None
-    acknowledged_at: datetime | None
+    pulse_user_id: int | None = None
+    owner_id: int | None = None
+    registered: bool = False
+    state: str = OK
+    misses: int = 0
+    delete_sent_at: datetime | None = None
+    decided_at: datetime | None = None
+    decided_for: str = ""
+    decided_limit: int | None = None
+    is_released: bool = False
+    notified_state: str = OK
+    quiet_until: datetime | None = None
+    recovery_notified: bool = False
+    merged: int = 0
+    warned_since: datetime | None = None
+    reminded_at: datetime | None = None
+    last_call_limit: int | None = None
+    over_unacked_since: datetime | None = None
+    block_reason: str = ""
+    unbounded: bool = False
+    warn_length: int | None = None
+    max_length: int | None = None
+    attempted_at: datetime | None = None
+    returned_at: datetime | None = None
+    acknowledged_at: datetime | None = None
 
     @property
     def length(self) -> int | None:
@@ -241,21 +230,7 @@ class Observation:
     samples: Mapping[int, Sequence[Sample]] = field(default_factory=dict)
 
 
-def from_listed(listed: ListedQueue) -> StoredQueue:
-    return StoredQueue(
-        None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
-        delete_sent_at=None, decided_at=None, decided_for="", decided_limit=None, is_released=False,
-        notified_state=OK, quiet_until=None, recovery_notified=False, merged=0, warned_since=None, reminded_at=None,
-        last_call_limit=None,
-        over_unacked_since=None, block_reason="", unbounded=False, warn_length=None, max_length=None,
-        attempted_at=None, returned_at=None, acknowledged_at=None,
-    )  # fmt: skip
-
-
-Q = TypeVar("Q", ListedQueue, StoredQueue)
-
-
-def with_ready(queue: Q, ready: int) -> Q:
+def with_ready(queue: ListedQueue, ready: int) -> ListedQueue:
     """Return a queue, listed as of its last tick, with its exact ready count.
 
     Messages that are no longer ready are unacknowledged, acknowledged or purged; only the next tick shows which.

@@ -76,16 +76,6 @@ The list shows such a queue as of its last tick, up to 5 s ago. Only its ready c
 """
 
 
-def over_unacked_since(since: datetime | None, ready: int, length: int, limit: int, now: datetime) -> datetime | None:
-    """Return the time since when only its unacknowledged messages put a queue over its limit, or None if they do not.
-
-    ``since`` is the result for the previous list.
-    """
-    if not ready <= limit < length:
-        return None
-    return now if since is None else min(since, now)
-
-
 FETCH_PAUSE = timedelta(hours=1)
 """How long the messages of a queue are not fetched after they were returned to it, if that counts as a delivery.
 

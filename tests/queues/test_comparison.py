@@ -17,7 +17,7 @@ from queues.rules.rows import (
     Registrations,
     Rules,
     StoredPulseUser,
-    from_listed,
+    StoredQueue,
     with_exact_lengths,
 )
 from queues.rules.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
@@ -470,7 +470,7 @@ class TestOutdatedLengths:
         shot = snapshot(
             listed_queue("queue/alice/a", ready, type="quorum", unacknowledged=unacknowledged), listed_queue("other", 3)
         )
-        known = {("/", "queue/alice/a"): from_listed(listed_queue("queue/alice/a", 30, type="quorum"))}
+        known = {("/", "queue/alice/a"): StoredQueue(None, *listed_queue("queue/alice/a", 30, type="quorum"))}
         key = ("/", "queue/alice/a")
         corrected = with_exact_lengths(shot, {key}, {key: depth} if depth else {}, known)
         assert [queue.length for queue in corrected.queues] == [length, 3]

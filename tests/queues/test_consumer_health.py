@@ -1,5 +1,6 @@
 """Queues without consumers or with stalled ones: counted on a real broker, notified at start and end."""
 
+import json
 import logging
 from datetime import timedelta
 
@@ -18,7 +19,7 @@ from queues.guard import consumer_health, once
 from queues.guard.consumer_health import ConsumerState, QueueCounts, count_consumers
 from queues.models import Queue, Watch
 from tests.support.proxy import Proxy, http_answer
-from tests.support.toolbox import call_after, queue_row, sent
+from tests.support.toolbox import call_after, queue_row, sent, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
@@ -31,16 +32,14 @@ def five_minutes(settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = settings.GUARDIAN_STALLED_MINUTES = 5
 
 
-def answer(broker_proxy, body):
-    broker_proxy.answer(http_answer("200 OK", body, "Content-Type: application/json"))
+def answer(broker_proxy, *rows):
+    """Answer the next requests with these rows, given as dictionaries, or with this text."""
+    body = rows[0] if rows and isinstance(rows[0], str) else json.dumps(rows)
+    broker_proxy.answer(http_answer("200 OK", body.encode(), "Content-Type: application/json"))
 
 
-def listing(*queues):
-    return b"[" + b",".join(queues) + b"]"
-
-
-def listed_row(vhost, name, consumers):
-    return f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}}}'.encode()
+def listed_row(vhost, name, consumers, **more):
+    return {"vhost": vhost, "name": name, "consumers": consumers, **more}
 
 
 def stored_state(name=NAME):
@@ -61,7 +60,7 @@ def start_consumer(amqp):
 def store_without_consumers(broker_proxy, guarded):
     """Store that the queue has had no consumer for five minutes."""
     once.run_once()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 0)))
+    answer(broker_proxy, listed_row(guarded, NAME, 0))
     count_consumers()
     let_minutes_pass(5)
 
@@ -168,7 +167,7 @@ def test_a_recovery_is_notified_only_after_a_recheck(amqp, broker_proxy, guarded
     store_without_consumers(broker_proxy, guarded)
     assert count_consumers() == 2
     before = stored_state()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 1)))  # an outdated list
+    answer(broker_proxy, listed_row(guarded, NAME, 1))  # an outdated list
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stored_state()) == (["no-consumers"], before)
     start_consumer(amqp)
@@ -196,7 +195,7 @@ def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     Queue.objects.update(state="ok")
     with Proxy.before(broker.management_url) as between:
         settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
-        answer(between, listing(listed_row(guarded, NAME, 1)))
+        answer(between, listed_row(guarded, NAME, 1))
         assert (count_consumers(), count_consumers()) == (2, 0)
     assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
     text = compose(Notification.objects.filter(kind="consumers-back").first()).body
@@ -209,18 +208,15 @@ def test_an_incomplete_answer_keeps_the_stored_counts(amqp, broker_proxy, guarde
     store_without_consumers(broker_proxy, guarded)
     before = stored_state()
     for partial in (
-        listing(),
-        listing(listed_row(guarded, "another", 3)),
-        listing(listed_row("another", NAME, 3)),
-        listing(f'{{"vhost": "{guarded}", "name": "{NAME}"}}'.encode()),
-        listing(listed_row(guarded, NAME, "null")),
-        listing(listed_row(guarded, NAME, '"many"')),
-        listing(listed_row(guarded, NAME, "true")),
-        listing(listed_row(guarded, NAME, "-1")),
-        b"nonsense",
-        b'{"error": "not_authorised"}',
+        [],
+        [listed_row(guarded, "another", 3)],
+        [listed_row("another", NAME, 3)],
+        [{"vhost": guarded, "name": NAME}],
+        *([listed_row(guarded, NAME, wrong)] for wrong in (None, "many", True, -1)),
+        ["nonsense"],
+        ['{"error": "not_authorised"}'],
     ):
-        answer(broker_proxy, partial)
+        answer(broker_proxy, *partial)
         assert count_consumers() == 0
         assert stored_state() == before
 
@@ -242,7 +238,7 @@ def test_an_unavailable_broker_changes_nothing_and_is_logged_once(amqp, broker_p
 def test_two_concurrent_counts_run_once(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     once.run_once()
-    answer(broker_proxy, listing(listed_row(guarded, NAME, 4)))
+    answer(broker_proxy, listed_row(guarded, NAME, 4))
     with lease("consumers"):
         assert count_consumers() == 0
         assert stored_state()[0] is None
@@ -300,11 +296,12 @@ def stored_stall():
     return Queue.objects.values_list("acknowledged_total", "stalled_since", "stalled_notified_at").get(name=NAME)
 
 
-def working_row(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
-    return (
-        f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}, "messages_ready": {ready},'
-        f' "messages_unacknowledged": {unacknowledged}, "message_stats": {stats}}}'
-    ).encode()
+SEVEN_ACKED = {"ack": 7}
+
+
+def working_row(vhost, name=NAME, consumers=1, stats=SEVEN_ACKED):
+    figures = {"messages_ready": 3, "messages_unacknowledged": 2, "message_stats": stats}
+    return listed_row(vhost, name, consumers, **figures)
 
 
 def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp):
@@ -318,7 +315,8 @@ def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(amqp):
     count_until(lambda: stored_stall()[0] == 1 and stored_stall()[1] is not None, amqp.connection)
     assert sent("alice@example.org") == []
     let_minutes_pass(minutes=5)
-    assert (count_consumers(), count_consumers()) == (2, 0)
+    wait_until(lambda: count_consumers() == 2, seconds=60)  # what was acknowledged in the last 30 s is no stall
+    assert count_consumers() == 0
     assert sent("alice@example.org") == sent("ops@example.org") == ["stalled"]
     facts = Notification.objects.first().facts
     assert (facts["queue"], facts["length"], facts["unacknowledged"], facts["consumers"]) == (NAME, 3, 2, 1)
@@ -337,10 +335,10 @@ def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, br
     amqp.queue(NAME)
     start_consumer(amqp)
     once.run_once()
-    answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
+    answer(broker_proxy, working_row(guarded, stats={"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}))
     count_consumers()
     let_minutes_pass(minutes=5)
-    answer(broker_proxy, listing(working_row(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
+    answer(broker_proxy, working_row(guarded, stats={"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}))
     assert count_consumers() == 0
     assert stored_stall()[0] == 5
 
@@ -348,7 +346,7 @@ def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(amqp, br
 def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     once.run_once()
-    answer(broker_proxy, listing(working_row(guarded)))  # an outdated list
+    answer(broker_proxy, working_row(guarded))  # an outdated list
     count_consumers()
     let_minutes_pass(minutes=5)
     assert count_consumers() == 0
@@ -367,22 +365,22 @@ def test_consumers_can_be_back_and_work_again_in_one_count(amqp, broker_proxy, g
         stalled_notified_at=before,
     )
     start_consumer(amqp)
-    answer(broker_proxy, listing(working_row(guarded)))
+    answer(broker_proxy, working_row(guarded))
     assert count_consumers() == 4
     assert sorted(sent("alice@example.org")) == ["consumers-back", "stall-over"]
     assert stored_state() == (1, None, None)
     assert stored_stall()[::2] == (7, None)
 
 
-@pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
+@pytest.mark.parametrize("stats", [{}, [], None, "many"])
 def test_without_message_statistics_stalls_are_not_judged(amqp, broker_proxy, guarded, stats):
     amqp.queue(NAME)
     start_consumer(amqp)
     once.run_once()
-    answer(broker_proxy, listing(working_row(guarded)))
+    answer(broker_proxy, working_row(guarded))
     count_consumers()
     let_minutes_pass(minutes=9)
-    answer(broker_proxy, listing(working_row(guarded, stats=stats)))
+    answer(broker_proxy, working_row(guarded, stats=stats))
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stored_stall()) == ([], (7, None, None))
 
@@ -406,9 +404,9 @@ def test_counting_takes_constant_statements(
     Queue.objects.bulk_create(
         queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=pulse_user) for name in names
     )
-    answer(broker_proxy, listing())
+    answer(broker_proxy)
     count_consumers()  # the first count creates rows
-    answer(broker_proxy, listing(*(row(guarded, name, consumers) for name in names)))
+    answer(broker_proxy, *(row(guarded, name, consumers) for name in names))
     with django_assert_num_queries(11):
         count_consumers()
     let_minutes_pass(minutes=5)

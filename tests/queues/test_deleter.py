@@ -89,21 +89,6 @@ def test_one_owners_slow_queues_delay_neither_passes_nor_another_owners_deletion
     assert Archive.objects.filter(state="kept").count() == 19
 
 
-def test_the_brake_blocks_the_owner_who_exceeds_it_with_all_their_pulse_users(
-    users, alice, bob, operator, amqp, management, guarded, settings
-):
-    users(alice, "alice-1", "alice-2", "alice-3")
-    users(bob, "bob")
-    settings.GUARDIAN_DELETE_BRAKE = 8
-    for number in range(9):
-        amqp.queue(f"queue/alice-{number % 3 + 1}/{number}", 11)
-    for name in ("queue/bob/builds", "queue/nobody/stray"):
-        amqp.queue(name, 11)
-    report = once.run_once()
-    assert (report.deleted, report.brake_held) == (2, True)
-    assert Queue.objects.filter(block_reason="brake", name__startswith="queue/alice").count() == 9
-
-
 def test_deletions_that_wait_count_for_the_brake_and_do_not_make_it_wider(users, alice, bob, amqp, settings):
     users(alice, "alice")
     users(bob, "bob")

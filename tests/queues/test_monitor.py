@@ -15,7 +15,7 @@ from core import bulk, leases
 from core.models import Lease
 from notifications.models import Notification
 from queues.actions import single
-from queues.guard import destroying, monitor, once, pruning
+from queues.guard import monitor, once, pruning
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.rules import listing, trends
 from tests.support.counting import counted_requests
@@ -74,17 +74,6 @@ def test_a_queue_over_its_deletion_limit_is_deleted_and_its_owner_notified(amqp,
     row = Pass.objects.get()
     assert (row.queues, row.new, row.deleted, row.brake_held, row.errors) == (1, 1, 1, False, [])
     assert row.seconds > row.listing_seconds > 0
-
-
-def test_without_a_second_list_queues_over_the_limit_by_ready_alone_are_deleted(amqp, monkeypatch):
-    amqp.queue("certain", 11)
-    amqp.queue("doubtful", 11)
-    for _ in range(11):
-        amqp.channel.basic_get("doubtful", auto_ack=False)
-    monkeypatch.setattr(destroying, "_list_again", lambda attempt: None)
-    report = once.run_once()
-    assert (report.deleted, report.pending) == (1, 1)
-    assert Queue.objects.get(name="certain").state == "gone"
 
 
 def test_a_queue_that_returns_keeps_its_row_and_its_growth_counts_from_its_return(amqp):
@@ -239,18 +228,6 @@ def test_a_manual_deletion_of_a_deletable_queue_is_recorded_as_manual(amqp, alic
     assert Queue.objects.get(name="queue/alice/builds").state == "gone"
     assert queue_events("queue/alice/builds") == ["condemned", "removed"]
     assert sent("alice@example.org") == []
-
-
-def test_a_deletable_queue_that_was_redeclared_is_not_deleted(amqp, alice, monkeypatch, management, vhost):
-    amqp.queue("queue/alice/builds", 11)
-
-    def delete_and_declare():
-        single.delete_queue(Queue.objects.get(), alice)
-        amqp.queue("queue/alice/builds", 1)
-
-    once_before(monkeypatch, "the announcement", delete_and_declare)
-    assert once.run_once().deleted == 0
-    assert queue_names(management, vhost) == {"queue/alice/builds"}
 
 
 def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, amqp, monkeypatch):

@@ -286,15 +286,6 @@ def test_a_single_active_consumer_of_a_quorum_queue_gets_all_messages(amqp, alic
     assert "A single active consumer gets all messages" in move.error
 
 
-@pytest.mark.parametrize("arguments", [{"x-single-active-consumer": True}, {}])
-def test_messages_beside_an_exclusive_or_single_active_consumer_of_a_classic_queue_move(amqp, alice, queue, arguments):
-    source, _ = queue(FROM, 5, **arguments), queue(TO)
-    amqp.channel.basic_qos(prefetch_count=1)
-    amqp.channel.basic_consume(FROM, lambda *_: None, exclusive=not arguments)
-    amqp.connection.process_data_events(0.2)
-    moved(moving.start(source, alice, Target(queue=TO)), sent=4)
-
-
 def test_an_auto_delete_queue_is_there_after_a_move(amqp, alice, queue):
     amqp.queue(FROM, 5, auto_delete=True)
     run_once()

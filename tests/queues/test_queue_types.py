@@ -115,39 +115,6 @@ def test_all_types_are_listed(guarded_node, management, amqp, version):
     }
 
 
-def test_a_subscription_with_qos_0_is_gone_when_its_client_is(guarded_node, amqp):
-    amqp.queue("a")
-    with mqtt_subscription(guarded_node, "clean", qos=0, clean_session=True):
-        assert once.run_once().queues == 2
-    management = Management(guarded_node.management_url)
-    wait_until_equal(lambda: queue_names(management, "/"), {"a"})
-    management.close()
-    for _ in range(2):
-        once.run_once()
-    assert Queue.objects.get(name="mqtt-subscription-cleanqos0").state == "gone"
-
-
-def test_a_subscription_with_qos_1_is_guarded_while_its_client_is_away(guarded_node, management, amqp):
-    with mqtt_subscription(guarded_node, "kept", qos=1, clean_session=False):
-        pass
-    for number in range(11):
-        amqp.channel.basic_publish("amq.topic", "news", str(number).encode())
-    assert once.run_once().deleted == 1
-    assert queue_names(management, "/") == set()
-
-
-def test_the_partitions_of_a_super_stream_are_streams(guarded_node, amqp):
-    partitions = [f"invoices-{number}" for number in range(2)]
-    names, keys = ("[" + ",".join(f'<<"{one}">>' for one in ones) + "]" for ones in (partitions, "01"))
-    arguments = f'<<"/">>, <<"invoices">>, {names}, #{{}}, {keys}, <<"guardian">>'
-    assert guarded_node.eval(f"rabbit_stream_manager:create_super_stream({arguments})") == "ok"
-    for number in range(22):
-        amqp.channel.basic_publish("invoices", str(number % 2), b"paid")
-    report = once.run_once()
-    assert (report.deleted, report.errors) == (0, [])
-    assert sorted(Queue.objects.values_list("name", "type", "ready")) == [(name, "stream", None) for name in partitions]
-
-
 def test_where_quorum_is_the_default_type_plain_queues_are_guarded_and_those_of_agents_are_classic(
     guarded_node, management, settings, version
 ):

@@ -23,9 +23,8 @@ FIRST_BATCH = "the first batch of a replay"
 
 
 @pytest.fixture(autouse=True)
-def pulse_user(guarded, alice, settings):
+def limit(guarded, pulse_user, settings):
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10_000
-    PulseUser.objects.create(username="alice", ready=True).owners.add(alice)
 
 
 @pytest.fixture
@@ -119,27 +118,6 @@ def test_a_full_queue_ends_a_replay_with_the_first_message_that_it_refused(amqp,
     started.refresh_from_db()
     assert (started.state, started.sent) == ("failed", 5)
     assert started.error.startswith("Message 6 was not taken: the queue is full.")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "left"),
-    [
-        ({"x-queue-type": "quorum"}, list(range(20))),
-        ({"x-max-priority": 3}, list(range(20))),
-        ({"x-max-length": 5}, list(range(15, 20))),  # the broker drops the oldest
-    ],
-    ids=lambda value: str(value),
-)
-def test_a_queue_declared_with_other_arguments_gets_the_messages(amqp, alice, archived, arguments, left):
-    one = archived(20)
-    amqp.channel.queue_delete(NAME)
-    amqp.queue(NAME, arguments=arguments)
-    started = replay.start(one, alice, queue=NAME)
-    assert replay.run_due() == 20
-    started.refresh_from_db()
-    assert started.state == "done"
-    wait_until_equal(lambda: amqp.ready(NAME), len(left))
-    assert amqp.numbers(NAME) == left
 
 
 def test_a_target_deleted_meanwhile_ends_a_replay(amqp, alice, archived):

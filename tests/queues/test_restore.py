@@ -14,8 +14,8 @@ from queues.archives.restore import Wanted
 from queues.guard import once
 from queues.models import Archive, Queue, Replay
 from rabbit.confirmed import KEY_HEADER
+from tests.queues.test_kills import kill_after_each_effect
 from tests.support.archives import store_archive
-from tests.support.faults import killed_after, let_time_pass
 from tests.support.toolbox import AWAY, in_parallel
 
 NAME, NEW, EXCHANGE = "queue/alice/builds", "queue/alice/again", "exchange/alice/jobs"
@@ -205,14 +205,6 @@ def test_more_than_the_limit_allows_or_a_loss_needs_a_confirmation_for_exactly_t
     assert restore.start(archive, alice, Wanted(), confirm=second.value.confirm).total == 10
 
 
-def test_an_argument_that_loses_messages_is_left_out_by_choice(deleted, amqp, alice, guarded, management):
-    archive = deleted(arguments={"x-max-length": 9, "x-message-ttl": 60_000})
-    one = restored(archive, alice, without=["x-message-ttl"])
-    assert one.restore["left_out"] == [{"what": "the argument x-message-ttl", "why": "you chose so"}]
-    found = management.queue_arguments(guarded, NAME)["arguments"]
-    assert (found["x-max-length"], "x-message-ttl" in found) == (9, False)
-
-
 def test_the_part_that_fits_is_the_last_and_the_rest_goes_on_after_an_earlier_replay(deleted, amqp, alice, settings):
     archive = deleted(10)
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 4
@@ -260,31 +252,22 @@ def test_a_restore_killed_at_any_step_is_finished_once(amqp, alice, guarded, man
     amqp.channel.queue_bind(NAME, EXCHANGE, "build.#")
     once.run_once()
     archive = single.delete_queue(Queue.objects.get(name=NAME), alice).archive
-    number = 0
-    while True:
-        number += 1
-        uuid = Replay().uuid
 
-        def begin_and_run(uuid=uuid):
-            restore.start(archive, alice, Wanted(), uuid=uuid)
-            replay.run_due()
-
-        death = killed_after(number, begin_and_run)
-        let_time_pass()
-        # A person repeats it: the form has the same UUID.
-        started = restore.start(archive, alice, Wanted(), uuid=uuid)
+    def begin_and_run(uuid):
+        restore.start(archive, alice, Wanted(), uuid=uuid)
         replay.run_due()
-        started.refresh_from_db()
+
+    def check(uuid, death):
+        begin_and_run(uuid)  # by a person: the form has the same UUID
+        started = Replay.objects.get(uuid=uuid)
         assert (started.state, started.sent) == ("done", 5), death.effects
-        assert Replay.objects.filter(uuid=uuid).count() == 1
         assert bindings(management, guarded) == [(EXCHANGE, "build.#", {})], death.effects
         arrived = amqp.numbers(NAME)
         assert list(dict.fromkeys(arrived)) == list(range(5)), death.effects
         assert len(arrived) - 5 <= started.repeated <= replay.BATCH, death.effects
         amqp.channel.queue_delete(NAME)
-        if not death.killed:
-            break
-    assert number >= 10
+
+    assert kill_after_each_effect(begin_and_run, lambda _: Replay().uuid, check) >= 9
 
 
 def page_of(archive, client, **query):

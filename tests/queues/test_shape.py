@@ -13,7 +13,7 @@ from django.db.models.functions import Cast, Concat
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
+from accounts.models import PulseUser
 from agents.events import publishing
 from agents.models import AgentVhost, EventSubscription, Registration, SubscriptionQueue
 from agents.sweeps import sweep
@@ -51,19 +51,11 @@ def counted(do):
     return result, len(statements), len(sent) - len(deletes), len(deletes)
 
 
-@pytest.fixture
-def alice(guarded):
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    pulse_user = PulseUser.objects.create(username="alice", ready=True)
-    pulse_user.owners.add(owner)
-    return owner
-
-
 STATEMENTS_FOR_EACH_DELETION = 21
 
 
 @pytest.fixture
-def create_queues(guarded, alice, declare_queues, amqp, settings):
+def create_queues(guarded, pulse_user, declare_queues, amqp, settings):
     """Return a function that declares this many queues of Alice with two messages each, and runs passes over them.
 
     No queue reaches a limit until a test lowers it.

@@ -15,7 +15,6 @@ from queues.rules.thresholds import (
     BrokerState,
     MemoryPressure,
     QueueLoad,
-    Static,
     Thresholds,
     judge,
     relief_bytes,
@@ -83,10 +82,6 @@ def test_fuller_memory_never_raises_the_limit(pair, one, other):
     policy = MemoryPressure(pair)
     queue = QueueLoad(5000, 1)
     assert policy(queue, BrokerState(high, 0)).max <= policy(queue, BrokerState(low, 0)).max
-
-
-def test_the_static_policy_is_the_same_for_every_queue():
-    assert Static(LIMITS)(QueueLoad(10_000, 2**40), BrokerState(memory=2.0, relief=0)) == LIMITS
 
 
 def test_thresholds_come_from_the_queue_then_the_user_then_the_policy():

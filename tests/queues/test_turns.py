@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.rules.rows import from_listed
+from queues.rules.rows import StoredQueue
 from queues.rules.turns import Waiting, has_waited_too_long, next_in_turn, seconds_to_archive
 from rabbit.snapshot import ListedQueue
 
@@ -16,7 +16,7 @@ ALICE, BOB, NOBODY = 1, 2, None
 
 def queue(name, seconds_ago=0, length=11):
     listed = ListedQueue("/", name, "classic", True, False, False, "rabbit@one", length, 0)
-    return from_listed(listed)._replace(decided_at=NOW - timedelta(seconds=seconds_ago))
+    return StoredQueue(None, *listed, decided_at=NOW - timedelta(seconds=seconds_ago))
 
 
 def order(waiting, deleters=1):

@@ -29,7 +29,7 @@ from core.models import Removal
 from notifications.models import Notification
 from queues.actions import effects
 from queues.models import Queue, QueueEvent, Watch
-from queues.rules.brake import released
+from queues.rules.brake import released_queues
 from rabbit.management import Management
 from rabbit.permissions import Permissions
 from tests.support.proxy import Proxy
@@ -302,7 +302,7 @@ def sent(recipient: str) -> list[str]:
 def brake_counts() -> tuple[int, int]:
     """Return how many queues the brake blocks, and for how many an operator released it."""
     watch = Watch.objects.get()
-    return watch.blocked, released(watch, timezone.now())
+    return watch.blocked, len(released_queues(watch, timezone.now()))
 
 
 def queue_events(name: str) -> list[str]:
