@@ -22,7 +22,6 @@ class Binding(NamedTuple):
     destination_type: str
     routing_key: str
     arguments: Mapping[str, Any]
-    properties_key: str
 
 
 class Exchange(NamedTuple):

@@ -67,11 +67,3 @@ class UserRequests(Requests):
             NotOnBroker: no such vhost or user.
         """
         self._put("permissions", vhost, user, json=permissions._asdict())
-
-    def delete_permissions(self, vhost: str, user: str) -> None:
-        """Delete a user's permissions on a vhost, so that it can't connect there.
-
-        Raises:
-            NotOnBroker: no such vhost, user or permissions.
-        """
-        self._delete("permissions", vhost, user)

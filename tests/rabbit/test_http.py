@@ -8,6 +8,7 @@ from itertools import chain, repeat
 import httpx
 import pytest
 
+from rabbit import http
 from rabbit.http import NoAnswer, PooledClient, TooLarge
 from tests.support.webhooks import Webhook, make_certificate
 
@@ -58,8 +59,7 @@ class Server:
 
 @contextmanager
 def client(port, *, scheme="http", host="127.0.0.1", read_timeout=10, credentials=None):
-    options = {"connect_timeout": 2, "read_timeout": read_timeout, "answer_timeout": 30, "max_bytes": 1000}
-    pooled = PooledClient(f"{scheme}://{host}:{port}", credentials, **options)
+    pooled = PooledClient(f"{scheme}://{host}:{port}", credentials, read_timeout, 30)
     try:
         yield pooled
     finally:
@@ -221,7 +221,8 @@ def test_endless_headers_or_trailers_are_abandoned(begins):
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 2000\r\n\r\n", b"\r\n"], ids=["with a length", "without a length"])
-def test_a_body_over_the_limit_is_not_read_to_its_end(head):
+def test_a_body_over_the_limit_is_not_read_to_its_end(head, monkeypatch):
+    monkeypatch.setattr(http, "MAX_BYTES", 1000)
     with Server(b"HTTP/1.1 200 OK\r\n" + head + b"x" * 1001) as server, client(server.port) as pooled:
         with pytest.raises(TooLarge):
             pooled.send("GET", "/")

@@ -264,8 +264,3 @@ def test_the_password_of_an_endpoint_is_in_no_error(management, settings):
 def test_invalid_prometheus_settings_are_refused(settings, name, value, id_):
     setattr(settings, name, value)
     assert [message.id for message in check_settings(None) if name in message.msg] == ([id_] if id_ else [])
-
-
-def test_an_endpoint_url_with_an_invalid_path_is_refused():
-    with pytest.raises(ValueError, match="percent-encode it"):
-        prometheus.Endpoint("http://127.0.0.1:15692/two words", connect_timeout=1, read_timeout=1, on_call=None)
