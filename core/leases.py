@@ -57,7 +57,6 @@ class HeldLease:
         self._written_at = 0.0
 
     def take(self) -> bool:
-        """Take the lease if it is free, and return whether it was."""
         if self._write(self._free()):
             return True
         Lease.objects.bulk_create([Lease(name=self.name)], ignore_conflicts=True)

@@ -12,7 +12,6 @@ class KeepPagesPrivate:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Add Cache-Control to the response."""
         response = self.get_response(request)
         # A view that did not access the session, such as /healthz, shows nothing private. Don't read the user for it.
         may_be_private = request.session.accessed and _is_signed_in(request)

@@ -123,7 +123,6 @@ class UnknownAddress(APIView):
             raise NotFound("There is nothing at this URL. All URLs of the API end in a slash.")
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        """Redirect to the URL with a trailing slash."""
         location = request.get_full_path(force_append_slash=True)
         return Response(status=HTTPStatus.MOVED_PERMANENTLY, headers={"Location": location})
 
@@ -135,12 +134,10 @@ class BrokerErrors:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Return the view's response."""
         response: HttpResponse = self.get_response(request)
         return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Answer 503 to an error of the broker."""
         if not isinstance(exception, BrokerError):
             return None
         logger.error("%s %s: %s", request.method, request.path, exception)

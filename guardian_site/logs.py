@@ -41,13 +41,11 @@ class LineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s%(id)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides logging's method
-        """Return the line without the traceback."""
         request_id = tracing.current()
         record.id = f" [{request_id}]" if request_id else ""
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line and the traceback, without secrets."""
         return mask_secrets(super().format(record)).translate(_CONTROLS).replace("\n", "\n  ")
 
 
@@ -63,7 +61,6 @@ class JSONLinesFormatter(JsonFormatter):
         )
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """Return the request id and the allowed fields, without secrets."""
         allowed = ("time", "level", "logger", "process", "message", *FIELDS, "exception", "stack")
         request_id = tracing.current()
         masked: dict[str, Any] = {"request_id": request_id} if request_id else {}
@@ -74,7 +71,6 @@ class JSONLinesFormatter(JsonFormatter):
 
 
 def _as_text(value: Any) -> str:
-    """Return text for a value that JSON has no type for."""
     return value.isoformat() if isinstance(value, datetime) else mask_secrets(str(value))
 
 
@@ -85,7 +81,6 @@ class AccessLog:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Log the request and its response."""
         began = time.perf_counter()
         response = self.get_response(request)
         fields = {

@@ -33,7 +33,6 @@ class CheckHost(CommonMiddleware):
     """Django's CommonMiddleware, which refuses hosts that are not in ALLOWED_HOSTS, except for probes."""
 
     def process_request(self, request: HttpRequest) -> Any:
-        """Refuse a wrong host, or redirect to a path with a trailing slash."""
         return None if request.path in PROBES else super().process_request(request)
 
 
@@ -48,7 +47,6 @@ class BodyLimits:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Read the whole body, then call the view."""
         length = request.META.get("CONTENT_LENGTH") or ""
         if request.path.startswith("/v1/") or not (length.isascii() and length.isdecimal()):
             return self.get_response(request)
@@ -73,7 +71,6 @@ class BrokerWait:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Limit the time of all requests of a page, and the time without an answer of an action."""
         if request.method in ("GET", "HEAD", "OPTIONS"):
             with deadline.limit(PAGE_SECONDS):
                 return self.get_response(request)
@@ -88,7 +85,6 @@ class LocalTime:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Activate the time zone for this request."""
         if request.path.startswith(("/api/", "/v1/")) or request.path in PROBES:
             return self.get_response(request)
         with timezone.override(time_zones.zone_of(_time_zone(request))):
@@ -110,7 +106,6 @@ class WrongKeyLimit:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Count the response if it is a 401."""
         response = self.get_response(request)
         if response.status_code != HTTPStatus.UNAUTHORIZED or "HTTP_AUTHORIZATION" not in request.META:
             return response

@@ -26,17 +26,14 @@ _running: dict[str, Token[str]] = {}  # by task id
 
 
 def current() -> str:
-    """Return the current id; empty if none is set."""
     return _current.get()
 
 
 def new_id() -> str:
-    """Return a new random id."""
     return secrets.token_hex(8)
 
 
 def set_new_id() -> None:
-    """Set a new id for the rest of this process."""
     _current.set(new_id())
 
 
@@ -63,7 +60,6 @@ class RequestId:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Set the id, and add it to the response."""
         given = request.headers.get(HEADER, "") if settings.ALLAUTH_TRUSTED_PROXY_COUNT > 0 else ""
         with use_id(given) as request_id:
             response = self.get_response(request)
@@ -85,7 +81,6 @@ def adopt_id(task_id: str, task: Any, **_: Any) -> None:
 
 @signals.task_postrun.connect
 def forget_id(task_id: str, **_: Any) -> None:
-    """Reset the id after a task."""
     if token := _running.pop(task_id, None):
         _current.reset(token)
 

@@ -102,7 +102,6 @@ class Applier:
                 self._is_stopped = True  # for what waits in the pool
 
     def _try_each(self, changes: Sequence[Change]) -> list[Failure | None]:
-        """Carry out changes in a thread of the pool."""
         try:
             return [self._try(change) for change in changes]
         finally:

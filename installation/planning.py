@@ -81,7 +81,6 @@ class Plan:
     notes: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines to print."""
         yield from map(str, self.changes)
         yield from self.notes
         counts = {do: sum(change.do is do for change in self.changes) for do in Do}

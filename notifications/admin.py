@@ -12,8 +12,6 @@ from rabbit.names import readable
 
 @admin.register(Notification)
 class NotificationAdmin(AuditedAdmin):
-    """The outbox."""
-
     list_display = [
         "created", "kind", "recipient", "channel", "about_what", "state", "deferred_until", "attempts", "due_at",
         "sent_at", "last_error",
@@ -24,7 +22,6 @@ class NotificationAdmin(AuditedAdmin):
 
     @admin.display(description="about")
     def about_what(self, notification: Notification) -> str:
-        """Return the name of the queue, or the subject's key."""
         return readable(notification.facts.get("queue") or notification.about)
 
     @admin.action(description="Send the selected given-up notifications again", permissions=["act"])

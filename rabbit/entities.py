@@ -120,7 +120,6 @@ class QueueFlow(NamedTuple):
     growth: int
 
     def rate(self, messages: int) -> float:
-        """Return so many messages in these seconds as messages a second."""
         return messages / self.seconds
 
 

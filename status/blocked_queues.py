@@ -56,28 +56,22 @@ class BlockedRow:
 
     @property
     def name(self) -> str:
-        """The queue's readable name."""
         return readable(self.line.queue)
 
     @property
     def vhost(self) -> str:
-        """The vhost's readable name."""
         return readable(self.line.vhost)
 
     @property
     def rate(self) -> str:
-        """The rate in a few characters; empty: unknown."""
         return short_rate(self.line.per_second)
 
     @property
     def reason(self) -> str:
-        """Why its deletion is blocked, in words."""
         return Queue.BlockReason(self.line.reason).label
 
 
 class KeepForm(forms.Form):
-    """The queue to keep."""
-
     keep = forms.ModelChoiceField(Queue.objects.all(), to_field_name="uuid")
 
 
@@ -167,13 +161,11 @@ def _typed(number: int, data: QueryDict | None = None) -> NameForm:
 
 
 def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
-    """Return the selected queues of those that the operator was shown."""
     numbers = set(data.getlist("queue"))
     return [key for number, key in enumerate(shown) if str(number) in numbers]
 
 
 def _tell_release(request: HttpRequest, release: brake.Release) -> None:
-    """Show the outcome of a release on the next page."""
     others = []
     if release.earlier:
         others.append(f"{release.earlier_by} had already released {number_of_queues(release.earlier)}.")

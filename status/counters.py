@@ -105,7 +105,6 @@ def count_call(call: Call) -> None:
 
 @_never_raises
 def count_pass(instance: Any, created: bool, **_: Any) -> None:
-    """Count a failed pass when its row is created."""
     if created and instance.errors:
         # Without a list of queues, its duration is 0.
         FAILED.labels("errors" if instance.listing_seconds else "away").inc()
@@ -113,13 +112,11 @@ def count_pass(instance: Any, created: bool, **_: Any) -> None:
 
 @_never_raises
 def count_deletions(number: int, **_: Any) -> None:
-    """Count deletions that the deleter, or a pass, recorded."""
     DELETED.labels("pass").inc(number)
 
 
 @_never_raises
 def count_sweep(instance: Any, created: bool, **_: Any) -> None:
-    """Count the deletions of a sweep or a clean-up when its row is created."""
     if created:
         DELETED.labels(instance.kind).inc(instance.deleted)
 
@@ -138,7 +135,6 @@ class CountRequests:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """Count the request and its response."""
         began = time.perf_counter()
         response = self.get_response(request)
         if request.path.startswith("/api/"):

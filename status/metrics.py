@@ -52,7 +52,6 @@ class Families(Collector):
         self._families = families
 
     def collect(self) -> list[Metric]:
-        """Return the metrics."""
         return self._families
 
 

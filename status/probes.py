@@ -31,7 +31,6 @@ TIMEOUT_SECONDS = 1.8
 @never_cache
 @require_safe
 def alive(request: HttpRequest) -> JsonResponse:
-    """Answer 200."""
     return JsonResponse({"status": "ok"})
 
 

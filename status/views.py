@@ -76,7 +76,6 @@ class Names(NamedTuple):
 
 
 def names(queues: Sequence[dict[str, str]]) -> Names:
-    """Return the first ``NAMES_SHOWN`` of these queues."""
     shown = [(readable(one["queue"]), readable(one["vhost"])) for one in queues[:NAMES_SHOWN]]
     return Names(shown, len(queues) - len(shown))
 
@@ -87,7 +86,6 @@ def names(queues: Sequence[dict[str, str]]) -> Names:
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_pass(request: Request) -> HttpResponse:
-    """Run a pass now, and show its outcome."""
     outcome = None
     if request.method == "POST":
         audit.record(request.user, "requested a pass", None)
@@ -96,7 +94,6 @@ def operate_pass(request: Request) -> HttpResponse:
 
 
 def pass_outcome(report: pass_run.Report) -> ActionOutcome:
-    """Return the outcome of a pass."""
     errors = [readable(error) for error in report.errors]
     if report.another_pass:
         sentence = "Another pass is running, so this one did nothing. The other pass does the same."
@@ -251,7 +248,6 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
 
 
 def sweep_outcome(report: reports.Report) -> ActionOutcome:
-    """Return the outcome of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
         sentence = "Another clean-up is running, so this one did nothing. The front page will show the other's report."
@@ -291,7 +287,6 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
 
 
 def number_of_queues(number: int) -> str:
-    """Return the number with its unit."""
     return f"{number:,} queue{'' if number == 1 else 's'}"
 
 

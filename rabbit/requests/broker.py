@@ -19,8 +19,6 @@ NODE_COLUMNS = (
 
 
 class BrokerRequests(Requests):
-    """Requests about the broker itself, its nodes and vhosts."""
-
     def overview(self) -> JSONObject:
         """Return the broker's overview: versions, totals, listeners."""
         return parse_object(self._get("overview"), rabbitmq_version=str)
@@ -36,7 +34,6 @@ class BrokerRequests(Requests):
         return Statistics(not is_off, max(ages, default=0))
 
     def whoami(self) -> User:
-        """Return the user that this client is logged in as."""
         answer = self._get("whoami")
         row = parse_object(answer, name=str)
         return User(row["name"], parse_tags(answer, row))
@@ -110,7 +107,6 @@ class BrokerRequests(Requests):
             raise
 
     def vhosts(self) -> list[Vhost]:
-        """Return all vhosts."""
         rows = parse_rows(self._get("vhosts", params={"columns": "name,cluster_state"}), name=str)
         return [Vhost(row["name"], _nodes_that_run(row.get("cluster_state"))) for row in rows]
 
@@ -119,11 +115,7 @@ class BrokerRequests(Requests):
         return self._put("vhosts", name)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost with everything in it.
-
-        Raises:
-            NotOnBroker: it does not exist.
-        """
+        """Delete a vhost with everything in it."""
         self._delete("vhosts", name)
 
 

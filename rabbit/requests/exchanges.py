@@ -11,14 +11,8 @@ EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal,arguments"
 
 
 class ExchangeRequests(Requests):
-    """Requests about exchanges and bindings."""
-
     def exchanges(self, vhost: str) -> list[Exchange]:
-        """Return the exchanges of a vhost, including the broker's own.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the exchanges of a vhost, including the broker's own."""
         rows = parse_rows(
             self._get("exchanges", vhost, params={"columns": EXCHANGE_COLUMNS}),
             vhost,
@@ -33,11 +27,7 @@ class ExchangeRequests(Requests):
         return [Exchange(**{key: row[key] for key in Exchange._fields}) for row in rows]
 
     def exchange_traffic(self, vhost: str, name: str) -> Traffic:
-        """Return what is published to an exchange, as counted in the last seconds.
-
-        Raises:
-            NotOnBroker: no such exchange.
-        """
+        """Return what is published to an exchange, as counted in the last seconds."""
         row = parse_object(self._get("exchanges", vhost, name), name=str)
         incoming = row.get("incoming")
         stats = row.get("message_stats")
@@ -57,11 +47,7 @@ class ExchangeRequests(Requests):
         return _by_user((row, row.get("message_stats")) for row in rows)
 
     def bindings(self, vhost: str) -> list[Binding]:
-        """Return the bindings of a vhost, including those of the default exchange.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the bindings of a vhost, including those of the default exchange."""
         return _bindings(self._get("bindings", vhost), vhost)
 
     def queue_bindings(self, vhost: str, name: str) -> list[Binding]:

@@ -23,7 +23,6 @@ def require_one_line(name: str) -> None:
 
 
 def parse_json(answer: Answer) -> Any:
-    """Return the JSON of an answer."""
     try:
         return orjson.loads(answer.body)
     except orjson.JSONDecodeError as error:

@@ -65,9 +65,9 @@ class Requests:
     - ``on_call``: called with each finished request, in the thread that made it.
     - ``request_id``: returns the ``X-Request-ID`` header; empty: none is sent.
 
-    Every method may raise BrokerUnavailable, Refused or MalformedResponse; docstrings name further errors. A request
-    whose connection dies is retried once on a new one: all requests are idempotent, and RabbitMQ 4 drops idle
-    connections without notice.
+    Every method may raise BrokerUnavailable, Refused or MalformedResponse; and NotOnBroker if what it is about, or its
+    vhost, does not exist, or a queue's node is down. Docstrings name further errors. A request whose connection dies is
+    retried once on a new one: all requests are idempotent, and RabbitMQ 4 drops idle connections without notice.
 
     Raises:
         ValueError: the URL is invalid.
@@ -89,7 +89,6 @@ class Requests:
         return f"<{type(self).__name__} {self._http.where}>"
 
     def close(self) -> None:
-        """Close the pooled connections."""
         self._http.close()
 
     def in_turn(self) -> Iterator[Self]:
@@ -101,7 +100,6 @@ class Requests:
 
     @property
     def has_several_addresses(self) -> bool:
-        """Whether the broker has several addresses."""
         return len(self._http) > 1
 
     def cluster_ids(self) -> dict[str, str]:

@@ -25,7 +25,6 @@ AMQP = ("amqp", "amqps", "pyamqp")
 
 
 def check_amqp() -> Findings:
-    """Check each address of ``RABBIT_URL``."""
     name = "broker over AMQP"
     urls = split_addresses(settings.RABBIT_URL)
     parts = [split_address(url) for url in urls]
@@ -71,7 +70,6 @@ def first_answering(urls: list[str]) -> str:
 
 
 def check_addresses() -> Findings:
-    """Check each address, if there are several."""
     checks: tuple[tuple[str, Callable[[str], str]], ...] = (
         (settings.RABBITMQ_MANAGEMENT_URL, _cluster_at),
         (settings.RABBIT_URL, _cluster_over_amqp),
