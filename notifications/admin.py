@@ -5,6 +5,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from core.admin import AuditedAdmin
+from core.formatting import counted
 from notifications import sending
 from notifications.models import Channel, Notification
 from rabbit.names import readable
@@ -30,11 +31,8 @@ class NotificationAdmin(AuditedAdmin):
         selected = list(queryset.values_list("pk", flat=True))
         sent = sending.send_again(selected)
         if sent:
-            self.message_user(
-                request,
-                f"{sent:,} notification{'' if sent == 1 else 's'} will be sent again within half a minute.",
-                messages.SUCCESS,
-            )
+            text = f"{counted(sent, 'notification')} will be sent again within half a minute."
+            self.message_user(request, text, messages.SUCCESS)
         if left := len(selected) - sent:
             why = "they were not given up, or a later message to the same recipient replaces them"
             self.message_user(request, f"{left:,} will not be sent again: {why}.", messages.WARNING)

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods
 
 from accounts.pages.confirmation import fate_of_messages
 from accounts.pages.forms import NameForm
-from core.formatting import short_rate
+from core.formatting import counted, short_rate
 from queues.actions import effects, single
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
@@ -28,7 +28,6 @@ from status.views import (
     NOTHING_SELECTED,
     ActionOutcome,
     ConfirmationForm,
-    number_of_queues,
     operation_page,
     operators_only,
     pop_preview,
@@ -149,13 +148,13 @@ def _ask(request: Request, selected: list[QueueName]) -> HttpResponse:
         "key": store_preview(request.user, "brake", selected),
         "fate": fate_of_messages(),
     }
-    title = f"Delete {number_of_queues(len(selected))}"
+    title = f"Delete {counted(len(selected), 'queue')}"
     return operation_page(request, "admin/operate/brake_confirm.html", title, **context)
 
 
 def _typed(number: int, data: QueryDict | None = None) -> NameForm:
     """Return the form that confirms a release of all queues like a deletion of all."""
-    form = NameForm(number_of_queues(number), data)
+    form = NameForm(counted(number, "queue"), data)
     form.fields["typed"].label = "To confirm, type or paste the text above"
     return form
 
@@ -168,11 +167,11 @@ def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
 def _tell_release(request: HttpRequest, release: brake.Release) -> None:
     others = []
     if release.earlier:
-        others.append(f"{release.earlier_by} had already released {number_of_queues(release.earlier)}.")
+        others.append(f"{release.earlier_by} had already released {counted(release.earlier, 'queue')}.")
     if release.not_blocked:
-        others.append(f"The deletion of {number_of_queues(release.not_blocked)} is not blocked any more.")
+        others.append(f"The deletion of {counted(release.not_blocked, 'queue')} is not blocked any more.")
     if release.released:
-        did = f"You released {number_of_queues(release.released)}."
+        did = f"You released {counted(release.released, 'queue')}."
         then = "The next pass within ten minutes deletes those that are still too long."
         messages.success(request, " ".join([did, then, *others]))
     else:

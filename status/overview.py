@@ -13,7 +13,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import OrderBy
 
 from accounts.access import vouching
-from core.formatting import duration, short_rate
+from core.formatting import counted, duration, short_rate
 from core.models import Removal
 from queues.actions import limit_requests
 from queues.models import Pass, Queue
@@ -177,8 +177,7 @@ def of_guardian(guardian: GuardianFacts) -> Summary:
     healthy = verdicts[0]
     if last := guardian.last_pass:
         ago = duration((guardian.at - last.at).total_seconds())
-        queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}"
-        sentence = f"Guardian is healthy: it listed {queues} {ago} ago, in {last.seconds:.2f} s."
+        sentence = f"Guardian is healthy: it listed {counted(last.queues, 'queue')} {ago} ago, in {last.seconds:.2f} s."
         healthy = healthy._replace(sentence=sentence)
     return _summary(verdicts, healthy)
 
@@ -323,7 +322,7 @@ def _longest() -> list[QueueLine]:
 
 
 def _messages(number: int | None) -> str:
-    return "unknown length" if number is None else f"{number:,} message{'' if number == 1 else 's'}"
+    return "unknown length" if number is None else counted(number, "message")
 
 
 def _share_of_limit(queue: Queue) -> float:

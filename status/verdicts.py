@@ -53,10 +53,10 @@ class Rule:
 
     name: str
     measures: str
-    unit: Unit
     sentence: str
     next_step: str
     runbook: str
+    unit: Unit = Unit.FLAG
     warning: Limit = None
     critical: Limit = None
     noun: str = ""

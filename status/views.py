@@ -22,7 +22,7 @@ from accounts import audit
 from accounts.models import Owner
 from agents.models import Sweep
 from agents.sweeps import reports, stale, sweep
-from core.formatting import duration
+from core.formatting import counted, duration
 from queues.guard import monitor, pass_run
 from queues.pages.visitors import Request
 from rabbit.names import QueueName, readable
@@ -105,7 +105,7 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
         sentence = "The lease expired before the pass was done. The next pass continues from there."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors)
     did = [
-        f"{number_of_queues(report.queues)} in {report.seconds:.2f} s, of which the list took "
+        f"{counted(report.queues, 'queue')} in {report.seconds:.2f} s, of which the list took "
         f"{report.listing_seconds:.2f} s",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
         f"{report.warned:,} over their warning threshold, {report.recovered:,} back to normal",
@@ -252,11 +252,11 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
     if report.another_sweep:
         sentence = "Another clean-up is running, so this one did nothing. The front page will show the other's report."
         return ActionOutcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
-    did = [f"{number_of_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
+    did = [f"{counted(report.deleted, 'queue')} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
         did += [f"{report.repaired:,} declared again", f"{report.users:,} RabbitMQ users removed"]
     else:
-        tokens = f"{report.tokens:,} expired token{'' if report.tokens == 1 else 's'} removed"
+        tokens = f"{counted(report.tokens, 'expired token')} removed"
         did = [did[0], f"{report.subscriptions:,} subscriptions and consumers removed, {tokens}"]
     did.append(f"{report.seconds:.1f} s")
     if report.away:
@@ -284,10 +284,6 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
             Level.WARNING, "It is done. What the preview did not show was kept. Refresh to see it.", did
         )
     return ActionOutcome(Level.OK, "It is done.", did)
-
-
-def number_of_queues(number: int) -> str:
-    return f"{number:,} queue{'' if number == 1 else 's'}"
 
 
 def operation_page(
