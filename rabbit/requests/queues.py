@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from rabbit.arguments import Difference, differences_from_row, inequivalent_reason
+from rabbit.arguments import differences_from_row
 from rabbit.entities import ChannelLoad, QueueConsumer, QueueFlow, QueueRates, RateSample
-from rabbit.errors import BrokerError, BrokerUnavailable, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, InequivalentArguments, Refused
 from rabbit.policies import BrokerPolicy
 from rabbit.requests.parsing import (
     as_number,
@@ -20,7 +20,7 @@ from rabbit.requests.parsing import (
     require_vhost,
     validated,
 )
-from rabbit.requests.sending import Answer, JSONObject, Requests, build_path, inequivalent
+from rabbit.requests.sending import Answer, JSONObject, Requests
 
 ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,durable,auto_delete,arguments"}
 CONSUMER_COLUMNS = (
@@ -143,20 +143,17 @@ class QueueRequests(Requests):
         try:
             return self._put("queues", vhost, name, json=declared)
         except (Refused, BrokerUnavailable) as error:
-            if error.status != 500:
+            # A 500 may be the answer to other arguments, if an argument's value is not ASCII; see `_confirmed`.
+            if error.status != 500 or not self._differs(vhost, name, declared):
                 raise
-            # It may be the answer to other arguments, if an argument's value is not ASCII; see `_confirmed`.
-            difference = self._find_difference(vhost, name, declared)
-            if difference is None:
-                raise
-            reason = inequivalent_reason(vhost, name, difference)
-            raise inequivalent(f"PUT {build_path('PUT', ('queues', vhost, name))}", 500, reason) from error
+            reason = "it exists with other arguments"
+            raise InequivalentArguments(f"{error}; {reason}", status=500, reason=reason) from error
 
-    def _find_difference(self, vhost: str, name: str, declared: Mapping[str, Any]) -> Difference | None:
+    def _differs(self, vhost: str, name: str, declared: Mapping[str, Any]) -> bool:
         try:
-            return next(iter(differences_from_row(declared, self.queue(vhost, name))), None)
+            return bool(differences_from_row(declared, self.queue(vhost, name)))
         except BrokerError:
-            return None
+            return False
 
 
 def _policies(answer: Answer, vhost: str) -> list[BrokerPolicy]:

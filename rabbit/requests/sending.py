@@ -296,17 +296,12 @@ def checked(answer: Answer) -> Answer:
             reason=reason,
         )
     if status == 400 and "inequivalent arg" in reason:
-        raise inequivalent(request, status, reason)
+        raise InequivalentArguments(
+            f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
+            status=status,
+            reason=reason,
+        )
     raise Refused(f"{request}: refused with {status} ({reason}); change the request", status=status, reason=reason)
-
-
-def inequivalent(request: str, status: int, reason: str) -> InequivalentArguments:
-    """Return the error for an object that exists with other arguments."""
-    return InequivalentArguments(
-        f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
-        status=status,
-        reason=reason,
-    )
 
 
 def _error_in(body: bytes) -> JSONObject | None:
