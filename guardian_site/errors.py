@@ -18,6 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from core.middleware import Middleware
 from core.rest import PROBLEM, RETRY_AFTER_SECONDS, problem_details
 from guardian_site import tracing
 from message_store.http.views import error_answer
@@ -127,15 +128,8 @@ class UnknownAddress(APIView):
         return Response(status=HTTPStatus.MOVED_PERMANENTLY, headers={"Location": location})
 
 
-class BrokerErrors:
+class BrokerErrors(Middleware):
     """Middleware: answer 503 if a view raises an error of the broker."""
-
-    def __init__(self, get_response: Any) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        response: HttpResponse = self.get_response(request)
-        return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         if not isinstance(exception, BrokerError):

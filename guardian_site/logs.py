@@ -5,7 +5,6 @@ Each record is a line, or with ``LOG_FORMAT=json`` an object. Both contain the i
 
 import logging
 import time
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from django.utils.functional import SimpleLazyObject
 from pythonjsonlogger.json import JsonFormatter
 
 from core.masking import mask_all_secrets, mask_secrets
+from core.middleware import Middleware
 from guardian_site import tracing
 from rabbit.requests.sending import Call
 
@@ -74,11 +74,8 @@ def _as_text(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else mask_secrets(str(value))
 
 
-class AccessLog:
+class AccessLog(Middleware):
     """Middleware: log each request with its path, but without its query. It follows ``tracing.RequestId``."""
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()

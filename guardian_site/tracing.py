@@ -5,7 +5,7 @@ Each log line and each event for Sentry contains it.
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from celery import signals
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+
+from core.middleware import Middleware
 
 HEADER = "X-Request-ID"
 
@@ -47,7 +49,7 @@ def use_id(given: str = "") -> Iterator[str]:
         _current.reset(token)
 
 
-class RequestId:
+class RequestId(Middleware):
     """Middleware: give each request an id, and return it in the response.
 
     The id is the one from the proxy, if ``GUARDIAN_PROXIES`` says there is one, otherwise a new one. Without a proxy, a
@@ -55,9 +57,6 @@ class RequestId:
 
     This is the first middleware, so that errors in all others are logged with the id.
     """
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         given = request.headers.get(HEADER, "") if settings.ALLAUTH_TRUSTED_PROXY_COUNT > 0 else ""

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TextIO
 
 from django.conf import settings
-from django.http import HttpRequest
-from django.http.response import HttpResponseBase
+from django.http import HttpRequest, HttpResponse
 
+from core.middleware import Middleware
 from rabbit.requests.sending import Call
 
 FOLDER = Path(settings.VAR_DIR) / "metrics"
@@ -128,13 +128,10 @@ def _count_request(method: str, status: int, seconds: float) -> None:
     REQUEST_SECONDS.labels(method).observe(seconds)
 
 
-class CountRequests:
+class CountRequests(Middleware):
     """The middleware that counts requests to the REST API."""
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+    def __call__(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         response = self.get_response(request)
         if request.path.startswith("/api/"):
