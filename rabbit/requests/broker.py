@@ -9,7 +9,7 @@ import orjson
 from rabbit.entities import Node, Statistics, User, Vhost
 from rabbit.errors import NotOnBroker, Refused
 from rabbit.failover import CLUSTER_ID
-from rabbit.requests.parsing import as_number, parse_object, parse_rows, parse_tags
+from rabbit.requests.parsing import as_number, parse_object, parse_rows
 from rabbit.requests.sending import JSONObject, Requests, checked
 
 NODE_COLUMNS = (
@@ -34,9 +34,8 @@ class BrokerRequests(Requests):
         return Statistics(not is_off, max(ages, default=0))
 
     def whoami(self) -> User:
-        answer = self._get("whoami")
-        row = parse_object(answer, name=str)
-        return User(row["name"], parse_tags(answer, row))
+        row = parse_object(self._get("whoami"), name=str, tags=list)
+        return User(row["name"], frozenset(map(str, row["tags"])))
 
     def is_rewritten(self) -> bool:
         """Return whether something before the broker decodes %2F in addresses, so that they lead elsewhere."""

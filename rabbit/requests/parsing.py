@@ -62,16 +62,6 @@ def validated(answer: Answer, row: Any, shape: Mapping[str, type]) -> JSONObject
     return row
 
 
-def parse_tags(answer: Answer, row: JSONObject) -> frozenset[str]:
-    """Return a user's tags: a list, before RabbitMQ 3.9 a text with commas."""
-    tags = row.get("tags")
-    if isinstance(tags, str):
-        tags = tags.split(",")
-    if not isinstance(tags, list):
-        raise MalformedResponse(f"{answer.request}: the answer has no 'tags'; {CHECK_URL}")
-    return frozenset(str(tag).strip() for tag in tags) - {""}
-
-
 def as_number(value: Any) -> int | None:
     """Return an integer, or None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

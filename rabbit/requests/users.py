@@ -4,20 +4,19 @@ from collections.abc import Iterable
 
 from rabbit.entities import User
 from rabbit.permissions import Permissions
-from rabbit.requests.parsing import parse_object, parse_rows, parse_tags
+from rabbit.requests.parsing import parse_object, parse_rows
 from rabbit.requests.sending import Requests
 
 
 class UserRequests(Requests):
     def users(self) -> list[User]:
         answer = self._get("users", params={"columns": "name,tags"})
-        return [User(row["name"], parse_tags(answer, row)) for row in parse_rows(answer, name=str)]
+        return [User(row["name"], frozenset(map(str, row["tags"]))) for row in parse_rows(answer, name=str, tags=list)]
 
     def user(self, name: str) -> User:
         """Return one user."""
-        answer = self._get("users", name)
-        row = parse_object(answer, name=str)
-        return User(row["name"], parse_tags(answer, row))
+        row = parse_object(self._get("users", name), name=str, tags=list)
+        return User(row["name"], frozenset(map(str, row["tags"])))
 
     def put_user(self, name: str, password: str | None, tags: Iterable[str] = ()) -> bool:
         """Create a user, or replace its password and tags. Return whether it is new.
