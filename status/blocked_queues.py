@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -19,6 +19,7 @@ from core.formatting import counted, short_rate
 from queues.actions import effects, single
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
+from queues.pages.queue_list import headings
 from queues.pages.visitors import Request
 from queues.rules import brake
 from rabbit.names import QueueName, readable
@@ -43,6 +44,15 @@ NOT_TYPED = ActionOutcome(
 
 ROWS = 100
 """The rows of one page of the table."""
+
+HEADINGS = {
+    "queue": "Queue",
+    "owner": "Pulse user",
+    "-length": "Messages",
+    "-limit": "Limit",
+    "-rate": "Rate",
+    "-consumers": "Consumers",
+}
 
 
 @dataclass(frozen=True)
@@ -72,15 +82,6 @@ class BlockedRow:
 
 class KeepForm(forms.Form):
     keep = forms.ModelChoiceField(Queue.objects.all(), to_field_name="uuid")
-
-
-class Column(NamedTuple):
-    """A column's heading: its words, and the order that a click requests."""
-
-    words: str
-    order: str
-    aria_sort: str
-    is_number: bool
 
 
 @operators_only
@@ -124,8 +125,7 @@ def operate_brake(request: Request) -> HttpResponse:
     rows = [BlockedRow(line, numbers.get(line.key), queues[line.key]) for line in lines if line.key in queues]
     context = {
         "page": Paginator(rows, ROWS).get_page(request.GET.get("page")),
-        "columns": _columns(order),
-        "order": order,
+        "headings": headings(HEADINGS, order, ("Messages", "Limit", "Consumers"), "order={}".format),
         "totals": totals(lines),
         "total_rate": short_rate(totals(lines).per_second),
         "left": len(left),
@@ -176,25 +176,3 @@ def _tell_release(request: HttpRequest, release: brake.Release) -> None:
         messages.success(request, " ".join([did, then, *others]))
     else:
         messages.warning(request, " ".join(["There was nothing left to release.", *others]))
-
-
-def _columns(order: str) -> list[Column]:
-    """Return the headings of the table in this order. A click on the sorted column reverses it."""
-    columns = []
-    for key, words in COLUMNS.items():
-        up, down = key, f"-{key}"
-        first, second = (up, down) if key in ("queue", "owner") else (down, up)
-        aria_sort = {up: "ascending", down: "descending"}.get(order, "none")
-        columns.append(Column(words, second if order == first else first, aria_sort, key in NUMBERS))
-    return columns
-
-
-COLUMNS = {
-    "queue": "Queue",
-    "owner": "Pulse user",
-    "length": "Messages",
-    "limit": "Limit",
-    "rate": "Rate",
-    "consumers": "Consumers",
-}
-NUMBERS = ("length", "limit", "consumers")

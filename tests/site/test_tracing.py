@@ -21,7 +21,7 @@ from tests.support.toolbox import wait_until
 from tools.processes import end, spawn
 
 NEW = re.compile(r"[0-9a-f]{16}")
-LISTED = json.dumps({"name": "guardian", "tags": "administrator"}).encode()
+LISTED = json.dumps({"name": "guardian", "tags": ["administrator"]}).encode()
 
 
 @pytest.fixture
