@@ -112,11 +112,7 @@ class UnknownAddress(APIView):
     permission_classes = [IsAuthenticated]  # no scope of a token matters where there is nothing
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Refuse the request, except a GET without a trailing slash. Check authentication first, like all endpoints.
-
-        Raises:
-            NotFound: there is no such URL.
-        """
+        """Refuse the request, except a GET without a trailing slash. Check authentication first, like all endpoints."""
         super().initial(request, *args, **kwargs)
         if request.path.endswith("/"):
             raise NotFound("There is nothing at this URL.")

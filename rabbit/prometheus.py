@@ -64,21 +64,17 @@ class Depth(NamedTuple):
 
 
 class NodeMetrics(NamedTuple):
-    """A node's metrics: the depths of the queues whose leader it is.
-
-    ``skipped`` counts queues with a quote or a backslash in the name of the queue or its vhost. RabbitMQ 3.10 does not
-    escape these, so the end of such a name is ambiguous.
-    """
+    """A node's metrics: the depths of the queues whose leader it is."""
 
     node: str
     depths: dict[QueueName, Depth]
-    skipped: int
 
 
 def parse_metrics(text: str) -> NodeMetrics:
     """Parse a page of ``/metrics/detailed?family=queue_coarse_metrics``.
 
-    Raises MalformedResponse if the page is incomplete or not RabbitMQ's.
+    Queues with a quote or a backslash in their name or vhost are left out. RabbitMQ 3.10 does not escape these, so the
+    end of such a name is ambiguous. Raises MalformedResponse if the page is incomplete or not RabbitMQ's.
     """
     ready, unacknowledged = (SAMPLES[name].findall(text) for name in (READY, UNACKNOWLEDGED))
     # The node's name comes last, so a page that has it is complete.
@@ -101,7 +97,7 @@ def parse_metrics(text: str) -> NodeMetrics:
         unacknowledged
     ):
         raise MalformedResponse("the queues' metrics have another format than RabbitMQ's")
-    return NodeMetrics(node, depths, skipped)
+    return NodeMetrics(node, depths)
 
 
 def _is_ambiguous(line: str) -> bool:

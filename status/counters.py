@@ -140,11 +140,7 @@ class CountRequests(Middleware):
 
 
 def collect() -> list[Metric]:
-    """Return the counters of all processes that use this folder, including ended ones.
-
-    Raises:
-        Exception: of any type; the folder can't be read, or a file in it is damaged.
-    """
+    """Return the counters of all processes that use this folder, including ended ones."""
     _create_labels()
     return list(MultiProcessCollector(None, str(FOLDER)).collect())  # type: ignore[no-untyped-call]
 

@@ -335,11 +335,7 @@ def _measure_names(rule: Rule, queues: Collection[QueueName]) -> Measurement:
 
 
 def measure_guardian(now: datetime) -> GuardianFacts:
-    """Measure Guardian in nine statements.
-
-    Raises:
-        django.db.Error: the database can't be read.
-    """
+    """Measure Guardian in nine statements."""
     sweeps = [sweep for kind in Sweep.Kind.values for sweep in Sweep.objects.filter(kind=kind)[:SWEEPS_READ]]
     return GuardianFacts(
         at=now,
