@@ -98,7 +98,7 @@ class Plan:
 
 
 def make_plan(wanted: Sequence[Wanted], state: State, *, prune: bool = False) -> Plan:
-    """Return the plan that brings the installation to the wanted state. ``prune``: remove what the file no longer has."""
+    """Return the plan that brings the installation to the wanted state. ``prune``: remove what the file lacks."""
     planner = _Planner(state)
     # Queues last, because the thresholds of their Pulse users count. Names have precedence over patterns.
     for one in sorted(wanted, key=lambda one: (one.kind is Kind.QUEUE, bool(one.pattern))):

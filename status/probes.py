@@ -114,7 +114,7 @@ def _broker() -> None:
     if answer.verdict.is_wrong:
         raise ConnectionError(answer.verdict.sentence)
     if settings.RABBIT_URL:
-        checkup.check_any(broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST, timeout)
+        checkup.check_vhost(broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST, timeout)
 
 
 def _message_store() -> None:

@@ -370,11 +370,10 @@ def tls_server(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda url: checkup.check_vhost(url, "/"),
         lambda url: checkup.server_properties(url),
         lambda url: amqp.new_connection(url, "/", 5).connect(),
     ],
-    ids=["check_vhost", "server_properties", "new_connection"],
+    ids=["server_properties", "new_connection"],
 )
 def test_over_tls_the_password_goes_only_to_the_named_host(tls_server, ask):
     port, heard = tls_server
