@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import amqp
 
@@ -183,7 +183,7 @@ class Publisher:
             call.set_gone(vhost, names, refusal)
             return
         except BrokerError as error:
-            call.fail(_Failure("the broker can't be reached", error), everywhere=True)
+            call.fail(error, everywhere=True)
             return
         is_healthy = False
         try:
@@ -193,7 +193,7 @@ class Publisher:
         except _VhostRefused as refusal:
             call.set_gone(vhost, names, refusal)
         except _Unconfirmed as unconfirmed:
-            call.fail(_Failure(str(unconfirmed), None), everywhere=unconfirmed.everywhere)
+            call.fail(unconfirmed, everywhere=unconfirmed.everywhere)
         finally:
             self._release(connection, is_healthy)
 
@@ -341,13 +341,6 @@ class Publisher:
                 self._decrement_open()
 
 
-class _Failure(NamedTuple):
-    """Why a vhost's queues don't all have the message. Without an ``error``, some may have it."""
-
-    why: str
-    error: BrokerError | None
-
-
 class _VhostRefused(Exception):
     """There is no such vhost, or Guardian may not publish in it. The text is the broker's."""
 
@@ -371,7 +364,7 @@ class _Call:
         self.until = until
         self.turn_seconds = (until - time.monotonic()) / TURNS_PER_CALL
         self.results: dict[QueueName, Result] = {}
-        self._failures: list[_Failure] = []
+        self._failures: list[BrokerError | _Unconfirmed] = []
         self._is_over = False
         self._lock = threading.Lock()
         self._remaining_vhosts = vhosts
@@ -385,7 +378,7 @@ class _Call:
     def has_more(self) -> bool:
         return self._remaining_vhosts > 0 and not self._is_over
 
-    def fail(self, failure: "_Failure", *, everywhere: bool) -> None:
+    def fail(self, failure: BrokerError | _Unconfirmed, *, everywhere: bool) -> None:
         """Record a failure in a vhost. ``everywhere``: the remaining vhosts would fail too, so end the call."""
         self._failures.append(failure)
         self._is_over = self._is_over or everywhere
@@ -401,13 +394,12 @@ class _Call:
         """Raise the errors of ``Publisher.publish``, unless all ``queues`` have an outcome."""
         if len(self.results) == queues:
             return
-        errors = [failure.error for failure in self._failures if failure.error is not None]
+        errors = [failure for failure in self._failures if isinstance(failure, BrokerError)]
         nothing_sent = len(errors) == len(self._failures) and set(self.results.values()) <= {Result.GONE}
         if nothing_sent:
             raise errors[0] if errors else NotPublished(f"AMQP: {OUT_OF_TIME}")
-        reasons = [failure.why for failure in self._failures if failure.error is None]
-        reasons += [failure.why for failure in self._failures]
-        reason = reasons[0] if reasons else OUT_OF_TIME
+        unconfirmed = [str(failure) for failure in self._failures if isinstance(failure, _Unconfirmed)]
+        reason = next(iter(unconfirmed), "the broker can't be reached" if errors else OUT_OF_TIME)
         raise OutcomeUnknown(reason, message_id=self.message.message_id, results=self.results, queues=queues)
 
 
