@@ -15,11 +15,6 @@ from core.certificates import store_error
 from status import counters, facts, rules
 from status.doctor.findings import Finding, Findings, Status, findings_of
 
-ON_THIS_MACHINE = "this machine"
-
-
-# Settings and this machine
-
 
 def check_settings() -> Findings:
     messages = [message for message in run_checks() if str(message.id).startswith("guardian.")]
