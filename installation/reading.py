@@ -43,7 +43,7 @@ _IN_PYTHON = {
 
 # To JSON Schema, 9000.0 is an integer.
 _WHOLE = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-_Validator = validators.extend(Draft202012Validator, type_checker=_WHOLE)
+_Validator = validators.extend(Draft202012Validator, type_checker=_WHOLE)  # type: ignore[no-untyped-call]
 
 
 def read(content: bytes) -> list[Wanted]:

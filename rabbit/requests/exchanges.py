@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from rabbit.entities import Binding, Exchange, PublishedBy, Traffic
+from rabbit.http import Answer
 from rabbit.requests.parsing import as_number, as_text, parse_object, parse_rows, rate_in
-from rabbit.requests.sending import Answer, Requests
+from rabbit.requests.sending import Requests
 
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal,arguments"
 

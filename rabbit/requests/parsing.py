@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 
 from rabbit.errors import AnotherVhost, MalformedResponse, Refused
-from rabbit.requests.sending import CHECK_URL, Answer, JSONObject
+from rabbit.http import Answer
+from rabbit.requests.sending import CHECK_URL, JSONObject
 
 REWRITTEN = (
     "a proxy before the broker decodes %2F in addresses; set it up to pass the address on unchanged (nginx: proxy_pass "

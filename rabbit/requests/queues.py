@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rabbit.arguments import differences_from_row
 from rabbit.entities import ChannelLoad, QueueConsumer, QueueFlow, QueueRates, RateSample
 from rabbit.errors import BrokerError, BrokerUnavailable, InequivalentArguments, Refused
+from rabbit.http import Answer
 from rabbit.policies import BrokerPolicy
 from rabbit.requests.parsing import (
     as_number,
@@ -20,7 +21,7 @@ from rabbit.requests.parsing import (
     require_vhost,
     validated,
 )
-from rabbit.requests.sending import Answer, JSONObject, Requests
+from rabbit.requests.sending import JSONObject, Requests
 
 ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,durable,auto_delete,arguments"}
 CONSUMER_COLUMNS = (
