@@ -455,7 +455,7 @@ class _Connection:
             if self._channel.wait(min(call.until, time.monotonic() + call.turn_seconds, blocked_until)):
                 return
             now, is_blocked = time.monotonic(), self._channel.blocked_since < math.inf
-            if now >= blocked_until:
+            if now >= self._channel.blocked_since + BLOCKED_SECONDS:
                 raise _Unconfirmed(BLOCKED, everywhere=True)
             # A blocked connection does not yield: the broker blocks all of them, and BLOCKED_SECONDS ends the wait.
             is_stuck = len(self._channel.outcomes) == known and not is_blocked and should_yield()
