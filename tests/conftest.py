@@ -218,7 +218,7 @@ class TestManagement(Management):
             session.delete_exchange(name)
 
     def declare_exchange(self, vhost: str, name: str, kind: str = "topic") -> None:
-        self._put("exchanges", vhost, name, json={"type": kind})
+        self._put("exchanges", vhost, name, json={"type": kind, "durable": True})
 
     def bind_queue(
         self, vhost: str, exchange: str, queue: str, key: str, arguments: dict[str, Any] | None = None
