@@ -49,11 +49,9 @@ class AuditedAdmin(admin.ModelAdmin):
     actions_on_bottom = True
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may add rows by a form."""
         return "add" in self.allowed and super().has_add_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may change rows by a form."""
         return "change" in self.allowed and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -74,7 +72,6 @@ class AuditedAdmin(admin.ModelAdmin):
         return [_time(fields[name]) if name in fields else name for name in names]
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        """Refuse the lookups that a URL can't have."""
         return not lookup.endswith(REFUSED_LOOKUPS) and super().lookup_allowed(lookup, value, request)
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
@@ -135,7 +132,6 @@ class AuditedAdmin(admin.ModelAdmin):
 
 
 def audit_trail_of(kind: ContentType | None, key: str) -> HttpResponse:
-    """Redirect to the audit trail of one thing."""
     wanted = {"content_type__id__exact": str(kind.pk), "object_pk": key} if kind else {"content_type__isnull": "True"}
     return redirect(f"{reverse('admin:accounts_auditentry_changelist')}?{urlencode(wanted)}")
 
@@ -157,7 +153,6 @@ def column(
 
 
 def broker_name(path: str, description: str) -> Callable[[Any, Any], object]:
-    """Return a column that shows a name on the broker in one line."""
     return column(path, description, lambda name: cut(readable(name)))
 
 
@@ -250,7 +245,6 @@ def _chosen_rows(model_admin: AuditedAdmin, request: HttpRequest, queryset: Quer
 
 
 def _valid_keys(model_admin: AuditedAdmin, texts: Sequence[str]) -> list[str]:
-    """Return the texts that are valid values of the key."""
     meta = model_admin.model._meta
     field: Any = meta.pk if model_admin.key == "pk" else meta.get_field(model_admin.key)
     keys = []

@@ -87,7 +87,6 @@ class Exchange:
         return future.result()
 
     def call_when_idle(self, action: Callable[[], object]) -> None:
-        """Call the action once the last thread has finished."""
         if self._last_run is None:
             action()
         else:
@@ -133,7 +132,6 @@ def exchange() -> Iterator[Exchange]:
 
 
 def current() -> Exchange:
-    """Return the exchange of this request."""
     found = _current.get()
     assert found is not None  # noqa: S101 - requests are sent in an exchange only
     return found
@@ -221,7 +219,6 @@ class Session(requests.Session):
 
 
 def _is_too_deep(body: bytes) -> bool:
-    """Return whether a body in JSON exceeds ``MAX_DEPTH``."""
     depth = 0
     for found in _STRING_OR_BRACKET.finditer(body):
         depth += _STEPS.get(found[0], 0)

@@ -63,7 +63,6 @@ def _differences(connection: BaseDatabaseWrapper) -> set[tuple[str, str]]:
 
 
 def _columns(state: ProjectState) -> set[tuple[str, str]]:
-    """Return the tables and columns of our models."""
     return {
         (model._meta.db_table, field.column)
         for model in state.apps.get_models(include_auto_created=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from django.core import signing
 from django.db.models import Model
 
+from core.formatting import counted
 from rabbit.names import readable
 
 VALID_FOR = timedelta(minutes=10)
@@ -69,8 +70,8 @@ class Effect:
     @property
     def sentence(self) -> str:
         unknown = sum(queue.messages is None for queue in self.queues)
-        queues, messages = _number(len(self.queues), "queue"), _number(self.messages, "message")
-        of_unknown = f", and an unknown number in {_number(unknown, 'queue')}" if unknown else ""
+        queues, messages = counted(len(self.queues), "queue"), counted(self.messages, "message")
+        of_unknown = f", and an unknown number in {counted(unknown, 'queue')}" if unknown else ""
         return f"This {self.verb} {queues} with {messages}{of_unknown}."
 
     @property
@@ -78,7 +79,7 @@ class Effect:
         return [queue.id for queue in self.queues]
 
     def further(self, number: int) -> str:
-        return f"The change now {self.verb} {_number(number, 'more queue')} than you confirmed."
+        return f"The change now {self.verb} {counted(number, 'more queue')} than you confirmed."
 
     def as_json(self) -> dict[str, Any]:
         examples = [{"name": one.name, "vhost": one.vhost, "messages": one.messages} for one in self.examples]
@@ -158,7 +159,3 @@ class ConfirmableChange:
         """Raise ConfirmationRequired unless the person confirmed this effect. Call it in the change's transaction."""
         if (question := self.question(effect)) is not None:
             raise question
-
-
-def _number(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -86,7 +86,6 @@ def examples(username: str, vhost: str, queue: str, exchange: str = "") -> list[
 
 
 def curl(path: str) -> str:
-    """Return the command that reads a path of the REST API."""
     return f'curl -H "Authorization: Token $TOKEN" "{absolute_url(path)}"'
 
 

@@ -1,7 +1,7 @@
 """Leases: locks with an expiry, taken by a conditional UPDATE.
 
 The clock is the database's, so that the machines' clocks don't matter. A lease is free if it has expired, or if it was
-taken before the clock was set back (:func:`max_remaining`).
+taken before the clock was set back.
 """
 
 import time
@@ -31,17 +31,13 @@ class LeaseLost(Exception):
 
 
 def is_held(seconds: float = LEASE_SECONDS) -> Q:
-    """Return the condition that a process has a lease of this length."""
-    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(seconds))
+    """Return the condition that a process has a lease of this length.
 
-
-def max_remaining(length: float) -> timedelta:
-    """Return the maximum remaining time of a lease of this length, in seconds.
-
-    A lease that expires later was taken before the clock was set back. Without this limit, the lease of a crashed
-    process would last longer by that difference.
+    A lease that expires later was taken before the clock was set back. Otherwise the lease of a crashed process would
+    last longer by that difference.
     """
-    return timedelta(seconds=length + CLOCK_SLACK_SECONDS)
+    latest = Now() + timedelta(seconds=seconds + CLOCK_SLACK_SECONDS)
+    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=latest)
 
 
 def holders() -> QuerySet[Lease, uuid.UUID | None]:
@@ -57,7 +53,6 @@ class HeldLease:
         self._written_at = 0.0
 
     def take(self) -> bool:
-        """Take the lease if it is free, and return whether it was."""
         if self._write(self._free()):
             return True
         Lease.objects.bulk_create([Lease(name=self.name)], ignore_conflicts=True)

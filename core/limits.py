@@ -76,7 +76,6 @@ def consume(limit: RateLimit, client: str) -> None:
 
 
 def _use_share(limit: RateLimit, client: str, window: int) -> bool:
-    """Use one action of this process's share, and return whether one was left."""
     with _lock:
         share_window, left = _left.get((limit.actions, client), (window, 0))
         if share_window != window or not left:

@@ -124,7 +124,6 @@ def lock(name: str, wait: float = 0) -> Iterator[Lock]:
 
 
 def locked_names(names: Collection[str]) -> list[str]:
-    """Return the names that are locked, sorted, with one statement."""
     by_lease = {lease_name(name): name for name in names}
     leases = Lease.objects.filter(is_held(lock_seconds()), name__in=by_lease).values_list("name", flat=True)
     return sorted(by_lease[lease] for lease in leases)

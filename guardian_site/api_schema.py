@@ -191,11 +191,9 @@ class EndpointSchema(AutoSchema):
         return f"{resource}_{action}"
 
     def get_summary(self) -> str | None:
-        """Return the first sentence of the docstring."""
         return self._docstring()[0]
 
     def get_description(self) -> str:  # type: ignore[override]  # as drf-spectacular has it
-        """Return the rest of the docstring."""
         return self._docstring()[1]
 
     def _docstring(self) -> tuple[str, str]:
@@ -284,20 +282,16 @@ class PartialUser(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
     target_class = "agents.api.services.UserSerializer"
 
     def map_serializer(self, auto_schema: AutoSchema, direction: Any) -> dict[str, Any]:
-        """Return the schema without required fields."""
         schema: dict[str, Any] = auto_schema._map_serializer(self.target, direction, bypass_extensions=True)  # type: ignore[no-untyped-call]
         return {name: value for name, value in schema.items() if name != "required"}
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """The authentication by token."""
-
     target_class = "accounts.access.authentication.TokenAuthentication"
     name = "tokenAuth"
     priority = 1
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:
-        """Return its description for the schema."""
         definition: dict[str, Any] = build_bearer_security_scheme_object("Authorization", "Token")
         definition["description"] = (
             "`Token`, a space, and a token from `/tokens/` or POST `/api/tokens/`. Agents need the scope `agent`; "

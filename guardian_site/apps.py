@@ -3,12 +3,9 @@ from django.conf import settings
 
 
 class GuardianSiteConfig(AppConfig):
-    """The wiring: settings, URLs, middleware and system checks."""
-
     name = "guardian_site"
 
     def ready(self) -> None:
-        """Register the system checks, and log the requests to the broker."""
         from core import broker
         from guardian_site import checks, logs, tracing  # noqa: F401 - the checks register themselves
 

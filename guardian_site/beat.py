@@ -17,7 +17,6 @@ class Scheduler(PersistentScheduler):
     """A persistent scheduler. Without its file, tasks run as usual, and once again after a restart."""
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send the tasks that are due. Return the seconds until the next ones are."""
         seconds: float = super().tick(*args, **kwargs)
         with suppress(OSError):
             ALIVE.touch()

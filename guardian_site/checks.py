@@ -48,7 +48,6 @@ NO_SETTINGS = re.compile(r"GUARDIAN_(WEB_PORTS|TEST_\w+|FUZZ_\w+)|\w+_SERVICE_(H
 
 @register()
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Return all errors and warnings about Guardian's settings."""
     if ENV_FILE in settings.UNREADABLE:  # without its settings, all other checks would mislead
         return [*_unreadable()]
     return [

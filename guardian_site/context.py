@@ -42,7 +42,6 @@ class Group(NamedTuple):
 
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
-    """Return the context of all pages."""
     section = request.path.split("/")[1]
     # Lazy: what is not a page needs no navigation, and the request of a missing static file has no user.
     groups = SimpleLazyObject(lambda: _groups(request, section))

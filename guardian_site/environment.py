@@ -78,14 +78,12 @@ def _reason(name: str, error: Exception, parse: Callable[[str], Any]) -> str:
 
 
 def flag(text: str) -> bool:
-    """Return the meaning of a word for true or false."""
     if text.lower() not in _WORDS:
         raise Unreadable("write true or false")
     return _WORDS[text.lower()]
 
 
 def number(text: str) -> float:
-    """Return a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -101,14 +99,12 @@ def items(text: str) -> list[str]:
 
 
 def log_level(text: str) -> str:
-    """Return the name of a log level."""
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise Unreadable("write DEBUG, INFO, WARNING or ERROR")
     return text.upper()
 
 
 def url(text: str) -> str:
-    """Return a URL without a trailing slash."""
     urlsplit(text)
     return text.rstrip("/")
 
@@ -120,7 +116,6 @@ def host_of(url: str) -> str:
 
 
 def database(text: str) -> dict[str, Any]:
-    """Return Django's settings for a database's URL."""
     parts = urlsplit(text)
     engine = Env.DB_SCHEMES.get(parts.scheme)
     if engine not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
@@ -134,7 +129,6 @@ def database(text: str) -> dict[str, Any]:
 
 
 def mail_server(text: str) -> dict[str, Any]:
-    """Return Django's settings for a mail server's URL."""
     parts = urlsplit(text)
     if parts.scheme == "smtps":  # django-environ would use STARTTLS
         text = f"smtp+ssl{text[len(parts.scheme) :]}"

@@ -18,6 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from core.middleware import Middleware
 from core.rest import PROBLEM, RETRY_AFTER_SECONDS, problem_details
 from guardian_site import tracing
 from message_store.http.views import error_answer
@@ -111,11 +112,7 @@ class UnknownAddress(APIView):
     permission_classes = [IsAuthenticated]  # no scope of a token matters where there is nothing
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Refuse the request, except a GET without a trailing slash. Check authentication first, like all endpoints.
-
-        Raises:
-            NotFound: there is no such URL.
-        """
+        """Refuse the request, except a GET without a trailing slash. Check authentication first, like all endpoints."""
         super().initial(request, *args, **kwargs)
         if request.path.endswith("/"):
             raise NotFound("There is nothing at this URL.")
@@ -123,24 +120,14 @@ class UnknownAddress(APIView):
             raise NotFound("There is nothing at this URL. All URLs of the API end in a slash.")
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        """Redirect to the URL with a trailing slash."""
         location = request.get_full_path(force_append_slash=True)
         return Response(status=HTTPStatus.MOVED_PERMANENTLY, headers={"Location": location})
 
 
-class BrokerErrors:
+class BrokerErrors(Middleware):
     """Middleware: answer 503 if a view raises an error of the broker."""
 
-    def __init__(self, get_response: Any) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Return the view's response."""
-        response: HttpResponse = self.get_response(request)
-        return response
-
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Answer 503 to an error of the broker."""
         if not isinstance(exception, BrokerError):
             return None
         logger.error("%s %s: %s", request.method, request.path, exception)

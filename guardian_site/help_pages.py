@@ -20,13 +20,11 @@ EXAMPLES = {path.name: path for path in sorted((DOCS / "examples").glob("*.*"))}
 
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """Show the list of documents."""
     return _shown(request, INDEX)
 
 
 @require_safe
 def document(request: HttpRequest, name: str) -> HttpResponse:
-    """Show a document."""
     if name not in DOCUMENTS:
         raise Http404
     return _shown(request, name)
@@ -47,7 +45,6 @@ def _shown(request: HttpRequest, name: str) -> HttpResponse:
 
 @cache
 def rendered(name: str) -> tuple[str, SafeString]:
-    """Return a document's title and its HTML."""
     text = DOCUMENTS[name].read_text()
     heading = text.partition("\n")[0]
     return heading.removeprefix("# "), to_html(text, address)

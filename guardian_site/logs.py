@@ -5,7 +5,6 @@ Each record is a line, or with ``LOG_FORMAT=json`` an object. Both contain the i
 
 import logging
 import time
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from django.utils.functional import SimpleLazyObject
 from pythonjsonlogger.json import JsonFormatter
 
 from core.masking import mask_all_secrets, mask_secrets
+from core.middleware import Middleware
 from guardian_site import tracing
 from rabbit.requests.sending import Call
 
@@ -41,13 +41,11 @@ class LineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s%(id)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides logging's method
-        """Return the line without the traceback."""
         request_id = tracing.current()
         record.id = f" [{request_id}]" if request_id else ""
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line and the traceback, without secrets."""
         return mask_secrets(super().format(record)).translate(_CONTROLS).replace("\n", "\n  ")
 
 
@@ -63,7 +61,6 @@ class JSONLinesFormatter(JsonFormatter):
         )
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """Return the request id and the allowed fields, without secrets."""
         allowed = ("time", "level", "logger", "process", "message", *FIELDS, "exception", "stack")
         request_id = tracing.current()
         masked: dict[str, Any] = {"request_id": request_id} if request_id else {}
@@ -74,18 +71,13 @@ class JSONLinesFormatter(JsonFormatter):
 
 
 def _as_text(value: Any) -> str:
-    """Return text for a value that JSON has no type for."""
     return value.isoformat() if isinstance(value, datetime) else mask_secrets(str(value))
 
 
-class AccessLog:
+class AccessLog(Middleware):
     """Middleware: log each request with its path, but without its query. It follows ``tracing.RequestId``."""
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Log the request and its response."""
         began = time.perf_counter()
         response = self.get_response(request)
         fields = {

@@ -1,7 +1,6 @@
-"""Middleware that limits bodies, the time that pages wait for the broker, and wrong tokens, and sets the time zone."""
+"""Middleware that limits bodies, waits for the broker and wrong tokens, and sets the time zone and Cache-Control."""
 
 import logging
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -10,11 +9,13 @@ from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.middleware.common import CommonMiddleware
 from django.utils import timezone
+from django.utils.cache import patch_cache_control
 
 from accounts.allauth_private import client_network
 from core import limits, time_zones
 from core.body_timeout import limit_body_time
 from core.broker import ACTION_SECONDS, PAGE_SECONDS
+from core.middleware import Middleware
 from guardian_site.errors import refused
 from rabbit import deadline
 
@@ -26,29 +27,22 @@ WRONG_KEYS = limits.RateLimit("wrong tokens and keys", 30, 60)
 PROBES = ("/healthz", "/readyz", "/metrics")
 """Paths that health checks and Prometheus request by an IP address. ``/metrics`` has rules of its own."""
 
-View = Callable[[HttpRequest], HttpResponse]
-
 
 class CheckHost(CommonMiddleware):
     """Django's CommonMiddleware, which refuses hosts that are not in ALLOWED_HOSTS, except for probes."""
 
     def process_request(self, request: HttpRequest) -> Any:
-        """Refuse a wrong host, or redirect to a path with a trailing slash."""
         return None if request.path in PROBES else super().process_request(request)
 
 
-class BodyLimits:
+class BodyLimits(Middleware):
     """Middleware: refuse a body that is too large or too slow.
 
     Otherwise anybody could fill the disk with uploaded files, or block all threads. The message store's API has its own
     limits.
     """
 
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
-
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Read the whole body, then call the view."""
         length = request.META.get("CONTENT_LENGTH") or ""
         if request.path.startswith("/v1/") or not (length.isascii() and length.isdecimal()):
             return self.get_response(request)
@@ -66,14 +60,10 @@ class BodyLimits:
         return self.get_response(request)
 
 
-class BrokerWait:
+class BrokerWait(Middleware):
     """Middleware: limit the time that a page waits for the broker. After that it shows what is stored, and says so."""
 
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
-
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Limit the time of all requests of a page, and the time without an answer of an action."""
         if request.method in ("GET", "HEAD", "OPTIONS"):
             with deadline.limit(PAGE_SECONDS):
                 return self.get_response(request)
@@ -81,14 +71,10 @@ class BrokerWait:
             return self.get_response(request)
 
 
-class LocalTime:
+class LocalTime(Middleware):
     """Middleware: show times in the owner's time zone, before the sign-in in the browser's. The APIs use UTC."""
 
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
-
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Activate the time zone for this request."""
         if request.path.startswith(("/api/", "/v1/")) or request.path in PROBES:
             return self.get_response(request)
         with timezone.override(time_zones.zone_of(_time_zone(request))):
@@ -103,14 +89,10 @@ def _time_zone(request: HttpRequest) -> str:
         return time_zones.of_browser(request)
 
 
-class WrongKeyLimit:
+class WrongKeyLimit(Middleware):
     """Middleware: answer 429 instead of 401 to a client that sends many wrong tokens or keys."""
 
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
-
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Count the response if it is a 401."""
         response = self.get_response(request)
         if response.status_code != HTTPStatus.UNAUTHORIZED or "HTTP_AUTHORIZATION" not in request.META:
             return response
@@ -122,3 +104,23 @@ class WrongKeyLimit:
         except DatabaseError as error:
             logger.warning("A wrong token could not be counted: %s", error)
         return response
+
+
+class KeepPagesPrivate(Middleware):
+    """Middleware: forbid caching of pages of signed-in users, so that "back" shows nothing after signing out."""
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        response = self.get_response(request)
+        # A view that did not access the session, such as /healthz, shows nothing private. Don't read the user for it.
+        may_be_private = request.session.accessed and _is_signed_in(request)
+        if may_be_private and not response.has_header("Cache-Control"):
+            patch_cache_control(response, private=True, no_store=True)
+        return response
+
+
+def _is_signed_in(request: HttpRequest) -> bool:
+    """Return whether the user is signed in, also if the database can't tell."""
+    try:
+        return request.user.is_authenticated
+    except DatabaseError:
+        return True

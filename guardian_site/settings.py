@@ -78,7 +78,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "accounts.audit.Middleware",
     "guardian_site.middleware.LocalTime",
-    "guardian_site.caching.KeepPagesPrivate",
+    "guardian_site.middleware.KeepPagesPrivate",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",

@@ -34,7 +34,6 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def context() -> dict[str, Any]:
-    """Return an example of each component."""
     now = timezone.now()
     span = charts.SPANS["hour"]
     began = now - span.duration

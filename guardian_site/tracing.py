@@ -5,7 +5,7 @@ Each log line and each event for Sentry contains it.
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from celery import signals
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+
+from core.middleware import Middleware
 
 HEADER = "X-Request-ID"
 
@@ -26,17 +28,14 @@ _running: dict[str, Token[str]] = {}  # by task id
 
 
 def current() -> str:
-    """Return the current id; empty if none is set."""
     return _current.get()
 
 
 def new_id() -> str:
-    """Return a new random id."""
     return secrets.token_hex(8)
 
 
 def set_new_id() -> None:
-    """Set a new id for the rest of this process."""
     _current.set(new_id())
 
 
@@ -50,7 +49,7 @@ def use_id(given: str = "") -> Iterator[str]:
         _current.reset(token)
 
 
-class RequestId:
+class RequestId(Middleware):
     """Middleware: give each request an id, and return it in the response.
 
     The id is the one from the proxy, if ``GUARDIAN_PROXIES`` says there is one, otherwise a new one. Without a proxy, a
@@ -59,11 +58,7 @@ class RequestId:
     This is the first middleware, so that errors in all others are logged with the id.
     """
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Set the id, and add it to the response."""
         given = request.headers.get(HEADER, "") if settings.ALLAUTH_TRUSTED_PROXY_COUNT > 0 else ""
         with use_id(given) as request_id:
             response = self.get_response(request)
@@ -85,7 +80,6 @@ def adopt_id(task_id: str, task: Any, **_: Any) -> None:
 
 @signals.task_postrun.connect
 def forget_id(task_id: str, **_: Any) -> None:
-    """Reset the id after a task."""
     if token := _running.pop(task_id, None):
         _current.reset(token)
 

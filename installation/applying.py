@@ -1,7 +1,8 @@
 """Carry out a plan, by the functions that pages use.
 
-Each change is complete in itself, so after a kill or a failure the next run plans and carries out the rest. Pulse users
-are changed by several threads: creating one is mostly waiting for the broker.
+Each change is complete in itself, so after a kill or a failure the next run plans and carries out the rest. Threads
+carry them out, so that the lease is renewed during a long one. Pulse users are changed by several: creating one is
+mostly waiting for the broker.
 """
 
 import os
@@ -46,7 +47,7 @@ from rabbit.threads import ContextThreadPool
 
 THREADS = 4
 BATCH = 10
-"""Pulse users that a thread changes with one connection to the database."""
+"""Changes that a thread carries out with one connection to the database."""
 
 RENEW_SECONDS = 10.0
 """The longest wait for threads between two looks at the lease."""
@@ -89,23 +90,18 @@ class Applier:
             try:
                 for is_of_pulse_users, group in groupby(plan.changes, lambda one: one.kind is Kind.PULSE_USER):
                     changes = list(group)
-                    if not (is_of_pulse_users and len(changes) > 1):
-                        for change in changes:
-                            lease.renew()
-                            yield self._try(change)
-                        continue
-                    lease.renew()
-                    starts = range(0, len(changes), BATCH)
-                    waiting = {pool.submit(self._try_each, changes[start : start + BATCH]) for start in starts}
-                    while waiting:
-                        done, waiting = wait(waiting, timeout=RENEW_SECONDS, return_when=FIRST_COMPLETED)
-                        lease.renew_if_due()
-                        yield from (result for call in done for result in call.result())
+                    batches = [changes[start : start + BATCH] for start in range(0, len(changes), BATCH)]
+                    for at_once in [batches] if is_of_pulse_users else [[batch] for batch in batches]:
+                        lease.renew()
+                        waiting = {pool.submit(self._try_each, batch) for batch in at_once}
+                        while waiting:
+                            done, waiting = wait(waiting, timeout=RENEW_SECONDS, return_when=FIRST_COMPLETED)
+                            lease.renew_if_due()
+                            yield from (result for call in done for result in call.result())
             finally:
                 self._is_stopped = True  # for what waits in the pool
 
     def _try_each(self, changes: Sequence[Change]) -> list[Failure | None]:
-        """Carry out changes in a thread of the pool."""
         try:
             return [self._try(change) for change in changes]
         finally:

@@ -26,9 +26,6 @@ def of_plan(plan: Plan) -> Effect:
     """Return the queues that a plan deletes, or lets the next pass delete, in a constant number of statements.
 
     They include queues that no pass has listed yet. If Pulse users are removed, this sends two requests to the broker.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     effect, vhost = _of(plan.changes), settings.GUARDIAN_PULSE_VHOST
     removed = {one.name for one in plan.changes if one.kind is Kind.PULSE_USER and one.do is Do.REMOVE}

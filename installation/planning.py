@@ -81,7 +81,6 @@ class Plan:
     notes: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines to print."""
         yield from map(str, self.changes)
         yield from self.notes
         counts = {do: sum(change.do is do for change in self.changes) for do in Do}
@@ -99,11 +98,7 @@ class Plan:
 
 
 def make_plan(wanted: Sequence[Wanted], state: State, *, prune: bool = False) -> Plan:
-    """Return the plan that brings the installation to the wanted state. ``prune``: remove what the file no longer has.
-
-    Raises:
-        InvalidFile: the file asks for something that a rule forbids, or prunes without owners.
-    """
+    """Return the plan that brings the installation to the wanted state. ``prune``: remove what the file lacks."""
     planner = _Planner(state)
     # Queues last, because the thresholds of their Pulse users count. Names have precedence over patterns.
     for one in sorted(wanted, key=lambda one: (one.kind is Kind.QUEUE, bool(one.pattern))):

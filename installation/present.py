@@ -27,10 +27,6 @@ def read(wanted: Sequence[Wanted] = (), *, prune: bool = False) -> State:
 
     If Pulse users are to be created, this lists the users of the broker, with one request. With ``prune``, it asks the
     message store for queues of the applications that the file no longer has.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
-        StoreUnavailable: the message store does not answer.
     """
     created: dict[str, dict[int, Any]] = defaultdict(dict)
     for kind, pk, what in Created.objects.values_list("kind", "object_id", "what"):

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError as SchemaViolation
 
 from accounts.models import check_address, normalize_address
@@ -40,6 +40,10 @@ _IN_PYTHON = {
     float: "a number",
     bytes: "binary data",
 }
+
+# To JSON Schema, 9000.0 is an integer.
+_WHOLE = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+_Validator = validators.extend(Draft202012Validator, type_checker=_WHOLE)  # type: ignore[no-untyped-call]
 
 
 def read(content: bytes) -> list[Wanted]:
@@ -73,7 +77,7 @@ class _Document:
             self.data = self._value(_compose(content), ())
         except RecursionError:
             raise InvalidFile([Problem(Position(1, 1), "Lists or mappings are nested too deeply.")]) from None
-        violations = Draft202012Validator(SCHEMA).iter_errors(self.data)
+        violations = _Validator(SCHEMA).iter_errors(self.data)
         if problems := self._problems or list(map(self._violation, violations)):
             raise InvalidFile(problems)
 
@@ -100,6 +104,8 @@ class _Document:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+        if node.tag.endswith((":int", ":float")) and ":" in node.value:
+            return node.value  # 190:00 is 11,400 only in YAML 1.1
         try:
             return yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):

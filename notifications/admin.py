@@ -5,6 +5,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from core.admin import AuditedAdmin
+from core.formatting import counted
 from notifications import sending
 from notifications.models import Channel, Notification
 from rabbit.names import readable
@@ -12,8 +13,6 @@ from rabbit.names import readable
 
 @admin.register(Notification)
 class NotificationAdmin(AuditedAdmin):
-    """The outbox."""
-
     list_display = [
         "created", "kind", "recipient", "channel", "about_what", "state", "deferred_until", "attempts", "due_at",
         "sent_at", "last_error",
@@ -24,7 +23,6 @@ class NotificationAdmin(AuditedAdmin):
 
     @admin.display(description="about")
     def about_what(self, notification: Notification) -> str:
-        """Return the name of the queue, or the subject's key."""
         return readable(notification.facts.get("queue") or notification.about)
 
     @admin.action(description="Send the selected given-up notifications again", permissions=["act"])
@@ -33,11 +31,8 @@ class NotificationAdmin(AuditedAdmin):
         selected = list(queryset.values_list("pk", flat=True))
         sent = sending.send_again(selected)
         if sent:
-            self.message_user(
-                request,
-                f"{sent:,} notification{'' if sent == 1 else 's'} will be sent again within half a minute.",
-                messages.SUCCESS,
-            )
+            text = f"{counted(sent, 'notification')} will be sent again within half a minute."
+            self.message_user(request, text, messages.SUCCESS)
         if left := len(selected) - sent:
             why = "they were not given up, or a later message to the same recipient replaces them"
             self.message_user(request, f"{left:,} will not be sent again: {why}.", messages.WARNING)

@@ -55,7 +55,7 @@ class Channels(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
 
     def destroy(self, request: Request, uuid: str) -> Response:
         """Delete a channel. Pending notifications to it are not sent."""
-        channels.delete_channel(self.get_object())
+        self.get_object().delete()
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None})

@@ -152,10 +152,6 @@ def is_for_programs(channel: Channel) -> bool:
     return channel.service.partition(" at ")[0] in FOR_PROGRAMS
 
 
-def delete_channel(channel: Channel) -> None:
-    channel.delete()
-
-
 def test_channel(channel: Channel) -> None:
     """Send a test message now, and record the result. An owner sends one at a time.
 

@@ -83,7 +83,6 @@ def as_of(notification: "Notification") -> Fact:
 
 
 def local_time(notification: "Notification", at: datetime) -> str:
-    """Return a time in the recipient's time zone, as a mail shows it."""
     zone = zone_of(notification.facts.get("time_zone", "UTC"))
     return f"{at.astimezone(zone):%Y-%m-%d %H:%M %Z}"
 
@@ -118,7 +117,6 @@ def why_owner(text: str) -> Why:
 
 
 def why(notification: "Notification") -> Why:
-    """Return why the recipient gets a notification about a queue or the broker."""
     facts = notification.facts
     if facts.get("account"):
         return why_added(notification, [facts["account"]])

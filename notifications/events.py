@@ -33,7 +33,6 @@ NO_FIELDS: Mapping[str, Any] = dict.fromkeys(
 
 
 def of_test(at: str) -> Event:
-    """Return the event of a test message."""
     fields = {"event": "test", "severity": Severity.INFO, "url": settings.GUARDIAN_BASE_URL, "at": at, **NO_FIELDS}
     return Event(Severity.INFO, _incident("a test"), fields)
 

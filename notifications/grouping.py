@@ -60,7 +60,6 @@ class Line(NamedTuple):
 
 
 def deliveries(claimed: Sequence[Notification]) -> list[Delivery]:
-    """Return the messages that deliver these notifications."""
     groups: dict[object, list[Notification]] = {}
     for one in claimed:
         key = one.id if one.group is None else (one.group, one.recipient, one.channel)
@@ -72,7 +71,6 @@ def deliveries(claimed: Sequence[Notification]) -> list[Delivery]:
 
 
 def content(notifications: Delivery) -> Content:
-    """Return what a message with these notifications says."""
     first = notifications[0]
     lines = _lines(notifications)
     pulse_users = sorted({one.facts["account"] for one in notifications if one.facts.get("account")})

@@ -117,7 +117,6 @@ def notify_of_deactivation(sender: object, owner: Owner, pulse_users: Sequence[P
 
 
 def _to_each(pulse_users: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> list[Notice]:
-    """Return a notice to each address about its Pulse users."""
     return [
         Notice(OWNER_LEFT, {**facts, "pulse_users": names}, recipients=[email]) for email, names in pulse_users.items()
     ]

@@ -78,7 +78,7 @@ def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
 def channel_delete(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     channel = get_object_or_404(Channel, owner=request.user, uuid=uuid)
     if request.method == "POST":
-        channels.delete_channel(channel)
+        channel.delete()
         messages.success(request, f"The channel {channel.name} was deleted.")
         return redirect("settings")
     return render(request, "settings/channel_delete.html", {"channel": channel})

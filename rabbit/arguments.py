@@ -1,6 +1,5 @@
 """The arguments that Guardian declares queues with, and their differences from a queue that exists."""
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -44,15 +43,6 @@ def of_type(queue_type: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-_INEQUIVALENT = re.compile(
-    r"inequivalent arg '(?P<argument>[^']*)' for (?:queue|exchange) '.*' in vhost '.*': "
-    r"received (?P<wanted>none|'.*'|the value '.*' of type '\w+') "
-    r"but current is (?P<found>none|'.*'|the value '.*' of type '\w+')",
-    re.DOTALL,
-)
-_TYPED = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>\w+)'", re.DOTALL)
-
-
 class Difference(NamedTuple):
     """An argument with another value on the broker (``found``) than wanted. None: it is not set."""
 
@@ -84,33 +74,6 @@ def differences_from_row(declared: Mapping[str, Any], row: Mapping[str, Any]) ->
     ]
 
 
-def parse_inequivalent(reason: str) -> Difference | None:
-    """Parse the broker's reason for refusing a declaration. Return None if it is not an inequivalent argument.
-
-    The broker names the type of a value only if the other value is not set. Numbers and booleans of a named type are
-    converted; all other values are returned as text, such as "true" for ``durable``.
-    """
-    match = _INEQUIVALENT.search(reason)
-    if match is None:
-        return None
-    return Difference(match["argument"], found=_value(match["found"]), wanted=_value(match["wanted"]))
-
-
-def inequivalent_reason(vhost: str, name: str, difference: Difference) -> str:
-    """Return the reason for which the broker refuses to declare a queue with this difference, in its words."""
-    wanted, found = (
-        "none" if value is None else f"'{_as_text(value)}'" for value in (difference.wanted, difference.found)
-    )
-    return (
-        f"inequivalent arg '{difference.argument}' for queue '{name}' in vhost '{vhost}': "
-        f"received {wanted} but current is {found}"
-    )
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
@@ -122,17 +85,3 @@ def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _equal(found: Any, wanted: Any) -> bool:
     # In Python True == 1 == 1.0; to the broker these are values of three types.
     return type(found) is type(wanted) and bool(found == wanted)
-
-
-def _value(text: str) -> str | int | bool | None:
-    if text == "none":
-        return None
-    typed = _TYPED.fullmatch(text)
-    if typed is None:
-        return text[1:-1]
-    value = typed["value"]
-    if typed["type"] == "bool":
-        return value == "true"
-    if re.fullmatch(r"-?[0-9]+", value) and typed["type"] != "longstr":
-        return int(value)
-    return value

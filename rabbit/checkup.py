@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import amqp
 
-from rabbit.addresses import addresses_of
-from rabbit.amqp import cluster_of, new_connection
+from rabbit.amqp import Session, cluster_of, new_connection
+from rabbit.errors import NotOnBroker
 from rabbit.names import PROBE_QUEUE
 
 TIMEOUT_SECONDS = 4.0
@@ -39,35 +40,15 @@ def server_properties(amqp_url: str) -> ServerProperties:
         connection.collect()
 
 
-def check_any(amqp_urls: str, vhost: str, seconds: float) -> None:
-    """Check a vhost like ``check_vhost``, at each address in turn until one works, as sessions do.
-
-    ``seconds`` are for all addresses together. Raises the error of the last one.
-    """
-    addresses = addresses_of(amqp_urls)
-    failure: Exception = OSError("no address of the broker is set for AMQP")
-    for url in addresses.in_turn():
-        try:
-            return check_vhost(url, vhost, seconds / len(addresses))
-        except (amqp.AMQPError, OSError) as error:
-            failure = error
-            addresses.move_past(url)
-    raise failure
-
-
 def check_vhost(amqp_url: str, vhost: str, seconds: float = TIMEOUT_SECONDS) -> None:
-    """Connect to a vhost. Declare a queue passively, like the recheck before a deletion, then declare and delete one.
+    """Declare a queue passively in a vhost, like the recheck before a deletion, then declare and delete one.
 
-    Raises OSError if there is no answer, and amqp.AMQPError if the broker refuses the login or a request.
+    The addresses are as for ``Session``. Raises BrokerError.
     """
-    connection = new_connection(amqp_url, vhost, seconds)
-    try:
-        connection.connect()
-        with suppress(amqp.NotFound):
-            connection.channel().queue_declare(PROBE_QUEUE, passive=True, auto_delete=False)
-        declare_and_delete(connection.channel())
-    finally:
-        connection.collect()
+    with Session(amqp_url, vhost, seconds) as session:
+        with suppress(NotOnBroker):
+            session.declare_passively(PROBE_QUEUE)
+        session.request(partial(declare_and_delete, session.new_channel()))
 
 
 def declare_and_delete(channel: Any) -> None:

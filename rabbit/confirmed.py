@@ -62,7 +62,6 @@ class ConfirmChannel:
         return int(self._channel.connection.frame_max)
 
     def publish(self, key: str, message: amqp.Message, exchange: str, routing_key: str) -> None:
-        """Send a message without waiting for its outcome."""
         self._sent += 1
         self._unconfirmed[self._sent] = key
         self._session.request(

@@ -22,7 +22,6 @@ class Binding(NamedTuple):
     destination_type: str
     routing_key: str
     arguments: Mapping[str, Any]
-    properties_key: str
 
 
 class Exchange(NamedTuple):
@@ -121,7 +120,6 @@ class QueueFlow(NamedTuple):
     growth: int
 
     def rate(self, messages: int) -> float:
-        """Return so many messages in these seconds as messages a second."""
         return messages / self.seconds
 
 

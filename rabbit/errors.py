@@ -1,9 +1,5 @@
 """Errors of requests to the broker, over HTTP and AMQP."""
 
-from typing import Any
-
-from rabbit.arguments import parse_inequivalent
-
 MAX_REASON_LENGTH = 300
 
 
@@ -52,18 +48,7 @@ class ConnectionLimit(Refused):
 
 
 class InequivalentArguments(Refused):
-    """The queue or exchange exists with other arguments, durability or auto-deletion.
-
-    ``argument`` is the one that differs, ``found`` its value on the broker, ``wanted`` the value in the request. Both
-    are None if the value is not set or the broker doesn't name it.
-    """
-
-    def __init__(self, text: str, *, status: int, reason: str) -> None:
-        super().__init__(text, status=status, reason=reason)
-        difference = parse_inequivalent(reason)
-        self.argument: str | None = difference.argument if difference else None
-        self.found: Any = difference.found if difference else None
-        self.wanted: Any = difference.wanted if difference else None
+    """The queue exists with other arguments, durability or auto-deletion."""
 
 
 class NotOnBroker(BrokerError):

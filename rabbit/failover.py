@@ -1,13 +1,13 @@
 """HTTP requests to the first address of a broker that answers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
-from typing import Any, NamedTuple
 
 import orjson
 
 from rabbit.addresses import addresses_of, split_addresses
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
+from rabbit.urls import read_server
 
 UNAUTHORIZED = 401
 
@@ -15,50 +15,38 @@ CLUSTER_ID = "internal_cluster_id"
 """The broker's global parameter with an id that only the nodes of one cluster share."""
 
 
-class Server(NamedTuple):
-    """One address: ``http://host:port`` with the path, the path alone, and the user and the password."""
-
-    base: str
-    path: str
-    credentials: tuple[str, str] | None
-
-
 class FailoverClient:
     """An HTTP client of one broker at one or several addresses, for many threads.
 
-    ``setting`` has the addresses, and ``read`` returns the server at one. The options are those of ``PooledClient``.
+    ``setting`` has the addresses, each of this ``form``. The timeouts are those of ``PooledClient``.
     """
 
-    def __init__(self, setting: str, read: Callable[[str], Server], **options: Any) -> None:
+    def __init__(self, setting: str, form: str, read_timeout: float, answer_timeout: float) -> None:
         self._addresses = addresses_of(setting)
-        self._servers = {address: read(address) for address in split_addresses(setting) or [setting]}
+        self._servers = {address: read_server(address, form) for address in split_addresses(setting) or [setting]}
         self._clients = {
-            address: PooledClient(server.base, server.credentials, **options)
+            address: PooledClient(server.base, server.credentials, read_timeout, answer_timeout)
             for address, server in self._servers.items()
         }
         self._only: str | None = None
 
     @property
-    def number(self) -> int:
-        return len(self._servers)
-
-    @property
     def where(self) -> str:
         return ", ".join(self._servers[address].base for address in self._in_turn())
 
-    def of_each(self) -> dict[str, "FailoverClient"]:
-        """Return a client of each address alone, in the order to try them."""
-        return {address: self.at(address) for address in self._in_turn()}
+    def __len__(self) -> int:
+        return len(self._servers)
 
     def at(self, address: str) -> "FailoverClient":
+        """Return a client of this address alone."""
         one = copy(self)
         one._only = address
         return one
 
     def in_turn(self) -> Iterator["FailoverClient"]:
-        """Yield these clients. Asking for the next one means that the last one failed."""
-        for address, client in self.of_each().items():
-            yield client
+        """Yield a client of each address alone. Asking for the next one means that the last one failed."""
+        for address in self._in_turn():
+            yield self.at(address)
             self._addresses.move_past(address)
 
     def send(

@@ -78,7 +78,6 @@ class Undecoded(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes that it takes."""
         return len(self.envelope) + len(self.body)
 
     def decode(self, max_values: int | None = None) -> Fetched:
@@ -308,7 +307,6 @@ class Fetch:
         self._consumer = ""
 
     def _on_cancel(self, _: str) -> None:
-        """Record that the broker cancelled the consumer, because the queue was deleted with the fetched messages."""
         self._is_cancelled = True
 
     def _on_message(self, message: amqp.Message) -> None:

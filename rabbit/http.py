@@ -17,6 +17,11 @@ from rabbit import deadline
 MAX_CONNECTIONS = 100
 MAX_IDLE_CONNECTIONS = 20
 
+MAX_BYTES = 512 * 1024 * 1024
+"""The limit of an answer's body. The full list of 10,000 queues has about 14 MB."""
+
+CONNECT_SECONDS = 2.0
+
 MIN_TIMEOUT = 0.001
 
 IDLE_SECONDS = 30.0
@@ -42,14 +47,17 @@ class NoAnswer(Exception):
 
 
 class TooLarge(Exception):
-    """The body has more bytes than the limit."""
+    """The body has more than ``MAX_BYTES``."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the answer has more than {MAX_BYTES} bytes")
 
 
 class Answer(NamedTuple):
     """An answer, whatever its status.
 
     ``sent_twice``: the request was retried, so it may have been executed twice. ``address``: of several, the one that
-    answered.
+    answered. ``request``: method and path, for the texts of errors.
     """
 
     status: int
@@ -57,25 +65,19 @@ class Answer(NamedTuple):
     body: bytes
     sent_twice: bool = False
     address: str = ""
+    request: str = ""
 
 
 class PooledClient:
     """An HTTP client of one server, for many threads.
 
-    ``base`` is ``http://host:port`` or ``https://…``; ``credentials`` are a user and a password. All timeouts are
-    seconds: ``read_timeout`` limits each read, ``answer_timeout`` a whole answer. ``max_bytes`` limits its body.
-    Proxies named in the environment are not used: they would see every password.
+    ``base`` is ``http://host:port`` or ``https://…``; ``credentials`` are a user and a password. The timeouts are
+    seconds: ``read_timeout`` limits each read, ``answer_timeout`` a whole answer. Proxies named in the environment are
+    not used: they would see every password.
     """
 
     def __init__(
-        self,
-        base: str,
-        credentials: tuple[str, str] | None,
-        *,
-        connect_timeout: float,
-        read_timeout: float,
-        answer_timeout: float,
-        max_bytes: int,
+        self, base: str, credentials: tuple[str, str] | None, read_timeout: float, answer_timeout: float
     ) -> None:
         try:
             self._url = httpx.URL(base)
@@ -85,9 +87,7 @@ class PooledClient:
         self._base = base
         self._credentials = credentials
         self._read_timeout = read_timeout
-        self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
-        self._max_bytes = max_bytes
         self._tls = ssl.create_default_context() if self._url.scheme == "https" else None
         self._pooled = self._new_client()
 
@@ -141,7 +141,7 @@ class PooledClient:
 
     def _exchange(self, client: httpx.Client, request: httpx.Request) -> Answer:
         read = max(deadline.seconds_left(self._read_timeout), MIN_TIMEOUT)
-        request.extensions["timeout"] = httpx.Timeout(read, connect=min(self._connect_timeout, read)).as_dict()
+        request.extensions["timeout"] = httpx.Timeout(read, connect=min(CONNECT_SECONDS, read)).as_dict()
         response = client.send(request, stream=True)
         connection = response.extensions["network_stream"]
         try:
@@ -153,7 +153,7 @@ class PooledClient:
             # iter_raw() would return the connection to the pool before it can be closed.
             for part in cast(Iterable[bytes], response.stream):
                 body += part
-                if len(body) > self._max_bytes:
+                if len(body) > MAX_BYTES:
                     raise TooLarge
             # RabbitMQ 3.10 may refuse a PUT before it reads the body. One in twenty next requests on that connection
             # gets no answer.

@@ -60,12 +60,10 @@ class KeptSessions:
         self._idle = [session for session in self._idle if session.is_connected]
 
     def trim(self) -> None:
-        """Close all idle sessions but one."""
         while len(self._idle) > 1:
             self._idle.pop().disconnect(1.0)
 
     def close(self) -> None:
-        """Close all idle sessions."""
         while self._idle:
             self._idle.pop().close()
 

@@ -21,7 +21,6 @@ class NodeMemory(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The used memory as a fraction of the watermark."""
         return self.used / self.watermark
 
 

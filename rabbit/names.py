@@ -120,7 +120,6 @@ def is_agents_login(user: str) -> bool:
 
 
 def consumer_queue(consumer: str) -> str:
-    """Return the name of a consumer's queue. ``consumer`` is its UUID in hex."""
     return f"consumer_{consumer}"
 
 

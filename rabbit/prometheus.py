@@ -9,14 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
-from urllib.parse import quote, unquote, urlsplit
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
 
 from rabbit.errors import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
 from rabbit.management import Management
 from rabbit.names import QueueName, is_amqp_name, is_watch_queue
-from rabbit.requests.sending import MAX_RESPONSE_BYTES, Call
+from rabbit.requests.sending import Call
 from rabbit.snapshot import (
     MQTT_QOS_0,
     TYPES_WITHOUT_LENGTH,
@@ -28,6 +28,7 @@ from rabbit.snapshot import (
     parse_row,
 )
 from rabbit.threads import ContextThreadPool
+from rabbit.urls import read_server
 
 PATH = "/metrics/detailed"
 FAMILY = "queue_coarse_metrics"
@@ -54,44 +55,6 @@ class ListNeeded(BrokerError):
     """The metrics are complete, but too many queues are new or missing. Fetch the list."""
 
 
-class QueueFields(Protocol):
-    """The fields that a stored row shares with ``ListedQueue``."""
-
-    @property
-    def type(self) -> str:
-        """The queue's type."""
-
-    @property
-    def durable(self) -> bool:
-        """Whether it survives a restart of the broker."""
-
-    @property
-    def auto_delete(self) -> bool:
-        """Whether the broker deletes it with its last consumer."""
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether it belongs to one live connection."""
-
-    @property
-    def node(self) -> str:
-        """The node of its leader."""
-
-    @property
-    def ready(self) -> int | None:
-        """Ready messages; None: unknown."""
-
-    @property
-    def unacknowledged(self) -> int | None:
-        """Unacknowledged messages; None: unknown."""
-
-
-class StoredRow(QueueFields, Protocol):
-    @property
-    def misses(self) -> int:
-        """The number of consecutive lists that lacked it."""
-
-
 class Depth(NamedTuple):
     """The messages of a queue, reported by the node of its leader."""
 
@@ -101,21 +64,17 @@ class Depth(NamedTuple):
 
 
 class NodeMetrics(NamedTuple):
-    """A node's metrics: the depths of the queues whose leader it is.
-
-    ``skipped`` counts queues with a quote or a backslash in the name of the queue or its vhost. RabbitMQ 3.10 does not
-    escape these, so the end of such a name is ambiguous.
-    """
+    """A node's metrics: the depths of the queues whose leader it is."""
 
     node: str
     depths: dict[QueueName, Depth]
-    skipped: int
 
 
 def parse_metrics(text: str) -> NodeMetrics:
     """Parse a page of ``/metrics/detailed?family=queue_coarse_metrics``.
 
-    Raises MalformedResponse if the page is incomplete or not RabbitMQ's.
+    Queues with a quote or a backslash in their name or vhost are left out. RabbitMQ 3.10 does not escape these, so the
+    end of such a name is ambiguous. Raises MalformedResponse if the page is incomplete or not RabbitMQ's.
     """
     ready, unacknowledged = (SAMPLES[name].findall(text) for name in (READY, UNACKNOWLEDGED))
     # The node's name comes last, so a page that has it is complete.
@@ -138,7 +97,7 @@ def parse_metrics(text: str) -> NodeMetrics:
         unacknowledged
     ):
         raise MalformedResponse("the queues' metrics have another format than RabbitMQ's")
-    return NodeMetrics(node, depths, skipped)
+    return NodeMetrics(node, depths)
 
 
 def _is_ambiguous(line: str) -> bool:
@@ -157,28 +116,10 @@ class Endpoint:
     ``Management``.
     """
 
-    def __init__(
-        self, url: str, *, connect_timeout: float, read_timeout: float, on_call: Callable[[Call], None] | None
-    ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-            raise ValueError("write http://host:15692")
-        if re.search(r"[^!-~]", parts.path):
-            raise ValueError("its path has a character that is not allowed there; percent-encode it")
-        self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._prefix = parts.path.rstrip("/")
-        credentials = None
-        if parts.username is not None:
-            credentials = unquote(parts.username), unquote(parts.password or "")
+    def __init__(self, url: str, read_timeout: float, on_call: Callable[[Call], None]) -> None:
+        self._server = read_server(url, "write http://host:15692")
         self._on_call = on_call
-        self._http = PooledClient(
-            self._where,
-            credentials,
-            connect_timeout=connect_timeout,
-            read_timeout=read_timeout,
-            answer_timeout=read_timeout,
-            max_bytes=MAX_RESPONSE_BYTES,
-        )
+        self._http = PooledClient(self._server.base, self._server.credentials, read_timeout, read_timeout)
 
     def read(self, vhosts: Sequence[str] = ()) -> NodeMetrics:
         """Return this node's metrics of the queues in these vhosts; without any, in all vhosts."""
@@ -186,33 +127,32 @@ class Endpoint:
         outcome: Literal["ok", "failed", "away"] = "away"
         began = time.perf_counter()
         try:
-            answer = self._send(f"{self._prefix}{PATH}?family={FAMILY}{query}")
+            answer = self._send(f"{self._server.path}{PATH}?family={FAMILY}{query}")
             outcome = "failed"
             page = self._parse(answer)
             outcome = "ok"
             return page
         finally:
-            if self._on_call is not None:
-                self._on_call(Call("GET", PATH, outcome, time.perf_counter() - began))
+            self._on_call(Call("GET", PATH, outcome, time.perf_counter() - began))
 
     def _send(self, target: str) -> Answer:
         try:
             return self._http.send("GET", target)
         except NoAnswer as error:
             raise BrokerUnavailable(
-                f"{self._where}: {error}", timed_out=error.timed_out, never_reached=error.never_reached
+                f"{self._server.base}: {error}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
-            raise MalformedResponse(f"{self._where}: the metrics have more than {MAX_RESPONSE_BYTES} bytes") from error
+            raise MalformedResponse(f"{self._server.base}: {error}") from error
 
     def _parse(self, answer: Answer) -> NodeMetrics:
         if answer.status != 200:
-            raise MalformedResponse(f"{self._where}: answered {answer.status} instead of 200")
+            raise MalformedResponse(f"{self._server.base}: answered {answer.status} instead of 200")
         try:
             # RabbitMQ 3.10 accepts surrogates in a queue's name.
             return parse_metrics(answer.body.decode(errors="surrogatepass"))
         except (UnicodeDecodeError, MalformedResponse) as error:
-            raise MalformedResponse(f"{self._where}: {error}") from error
+            raise MalformedResponse(f"{self._server.base}: {error}") from error
 
 
 class Scrape(NamedTuple):
@@ -231,7 +171,7 @@ class Scrape(NamedTuple):
     def to_snapshot(
         self,
         management: Management,
-        stored: Mapping[QueueName, StoredRow],
+        stored: Mapping[QueueName, Any],
         is_ignored: Callable[[str, str], bool],
         between_requests: Callable[[], None],
         *,
@@ -239,6 +179,7 @@ class Scrape(NamedTuple):
     ) -> Snapshot:
         """Return a snapshot from these metrics and the stored rows.
 
+        These have the fields of ``ListedQueue``, and the number of consecutive lists that lacked them, as ``misses``.
         ``is_ignored`` returns whether Guardian ignores a queue (vhost, name). With ``keep_stored_lengths``, the stored
         lengths are newer than the metrics, and stay.
 
@@ -299,7 +240,7 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
     return {key: one for key, one in zip(queues, found, strict=True) if one is not None}
 
 
-def _with_depth(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
+def _with_depth(key: QueueName, row: Any, depth: Depth | None) -> ListedQueue:
     """Return a queue with its stored fields, and the length and the node from the metrics, if there are any."""
     ready, unacknowledged, node = depth or (row.ready, row.unacknowledged, row.node)
     if row.type in TYPES_WITHOUT_LENGTH:
@@ -320,15 +261,14 @@ class Prometheus:
         urls: Sequence[str],
         *,
         host: str,
-        connect_timeout: float = 2.0,
         read_timeout: float = 20.0,
-        on_call: Callable[[Call], None] | None = None,
+        on_call: Callable[[Call], None] = lambda call: None,
     ) -> None:
         self._host = host
         self._lock = threading.Lock()
         self._endpoints: dict[str, Endpoint] = {}
         self._found: tuple[frozenset[str], list[str]] = (frozenset(), [])
-        self._endpoint = partial(Endpoint, connect_timeout=connect_timeout, read_timeout=read_timeout, on_call=on_call)
+        self._endpoint = partial(Endpoint, read_timeout=read_timeout, on_call=on_call)
         self._urls = list(urls)
         self._endpoints_at(self._urls)
 
@@ -336,7 +276,7 @@ class Prometheus:
         self,
         management: Management,
         vhosts: Sequence[str] | None,
-        stored: Mapping[QueueName, StoredRow],
+        stored: Mapping[QueueName, Any],
         is_ignored: Callable[[str, str], bool],
         between_requests: Callable[[], None] = lambda: None,
         *,

@@ -1,7 +1,4 @@
-"""Publishing of one message to many queues over AMQP, with publisher confirms and a timeout.
-
-Longer than 500 lines, because connections and calls share one lock.
-"""
+"""Publishing of one message to many queues over AMQP, with publisher confirms and a timeout."""
 
 import logging
 import math
@@ -11,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import amqp
 
@@ -115,39 +112,24 @@ class NotPublished(BrokerUnavailable):
 class Publisher:
     """Publishes over a pool of connections, for many threads of one process.
 
-    - ``amqp_url``: ``amqp://user:password@host:port`` or ``amqps://…``, user and password percent-encoded, no vhost; or
-      several, separated by commas, of nodes of one cluster. The first that accepts a connection is used.
-    - ``max_connections``: past it, a new connection replaces the least recently used one.
-    - ``idle_seconds``: a connection that is unused for this time is closed.
-    - ``seconds``: the timeout of a call.
-    - ``blocked_seconds``: the timeout of a call whose connection the broker blocks.
+    ``amqp_url`` is ``amqp://user:password@host:port`` or ``amqps://…``, user and password percent-encoded, no vhost; or
+    several, separated by commas, of nodes of one cluster. The first that accepts a connection is used.
 
-    A connection that had an error is not used again.
+    A connection that had an error is not used again. Past ``MAX_CONNECTIONS``, a new connection replaces the least
+    recently used one.
 
-    A call publishes to up to ``max_connections`` vhosts at the same time. Connecting to a vhost costs about ten round
+    A call publishes to up to ``MAX_CONNECTIONS`` vhosts at the same time. Connecting to a vhost costs about ten round
     trips, including the closing of another connection. With 32 connections and two cores, a call reached 500 vhosts in
     2 s on the broker's machine, in 3 s at 10 ms a round trip, and in 4 s at 20 ms. At 100 ms it reached 180 in 5 s. The
     outcome of the remaining vhosts is unknown. Each call has a random order, so that later calls reach them.
     """
 
-    def __init__(
-        self,
-        amqp_url: str,
-        *,
-        max_connections: int = MAX_CONNECTIONS,
-        idle_seconds: float = IDLE_SECONDS,
-        blocked_seconds: float = BLOCKED_SECONDS,
-        seconds: float = CALL_SECONDS,
-    ) -> None:
+    def __init__(self, amqp_url: str) -> None:
         addresses = split_addresses(amqp_url) or [amqp_url]
         for address in addresses:
             _check_url(address)
         self._amqp_url = amqp_url
         self._where = ", ".join(map(without_credentials, addresses))
-        self._max_connections = max_connections
-        self._blocked_seconds = blocked_seconds
-        self._idle_seconds = idle_seconds
-        self._seconds = seconds
         self._changed = threading.Condition()
         self._unused: list[_Connection] = []  # the least recently used first
         self._open = 0  # including those in use, and those that are being opened or closed
@@ -171,12 +153,12 @@ class Publisher:
         names: dict[str, list[str]] = {}
         for vhost, name in dict.fromkeys(queues):
             names.setdefault(vhost, []).append(name)
-        call = _Call(message, time.monotonic() + self._seconds, len(names))
+        call = _Call(message, time.monotonic() + CALL_SECONDS, len(names))
         number = sum(map(len, names.values()))
         if len(names) == 1:
             self._publish_in(*names.popitem(), call)
         elif names:
-            with ContextThreadPool(min(self._max_connections, len(names))) as threads:
+            with ContextThreadPool(min(MAX_CONNECTIONS, len(names))) as threads:
                 list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), self._in_order(names)))
         call.raise_failure(number)
         return call.results
@@ -201,7 +183,7 @@ class Publisher:
             call.set_gone(vhost, names, refusal)
             return
         except BrokerError as error:
-            call.fail(_Failure("the broker can't be reached", error), everywhere=True)
+            call.fail(error, everywhere=True)
             return
         is_healthy = False
         try:
@@ -211,7 +193,7 @@ class Publisher:
         except _VhostRefused as refusal:
             call.set_gone(vhost, names, refusal)
         except _Unconfirmed as unconfirmed:
-            call.fail(_Failure(str(unconfirmed), None), everywhere=unconfirmed.everywhere)
+            call.fail(unconfirmed, everywhere=unconfirmed.everywhere)
         finally:
             self._release(connection, is_healthy)
 
@@ -268,7 +250,7 @@ class Publisher:
     def _connect(self, vhost: str, until: float) -> "_Connection":
         session = Session(self._amqp_url, vhost, max(until - time.monotonic(), MIN_CONNECT_SECONDS))
         try:
-            return _Connection(session, self._blocked_seconds)
+            return _Connection(session)
         except BrokerError as error:
             session.close()
             is_refused = isinstance(error, Refused) and error.status == NOT_ALLOWED
@@ -297,13 +279,13 @@ class Publisher:
                         break
                     if not in_time:
                         raise NotPublished(
-                            f"AMQP to {self._where}: all {self._max_connections} connections of this process "
+                            f"AMQP to {self._where}: all {MAX_CONNECTIONS} connections of this process "
                             "are busy; retry later"
                         )
                 for number in reversed(range(len(self._unused))):
                     if self._unused[number].vhost == vhost:
                         return self._unused.pop(number), None
-                if self._open < self._max_connections:
+                if self._open < MAX_CONNECTIONS:
                     self._open += 1
                     return None, None
                 return None, self._unused.pop(0)
@@ -312,7 +294,7 @@ class Publisher:
                     self._changed.notify()  # the thread notified before may have timed out
 
     def _has_free(self) -> bool:
-        return self._open < self._max_connections or bool(self._unused)
+        return self._open < MAX_CONNECTIONS or bool(self._unused)
 
     def _release(self, connection: "_Connection", is_healthy: bool) -> None:
         if not is_healthy:
@@ -335,14 +317,14 @@ class Publisher:
     def _start_timer(self) -> None:
         """Schedule the closing of idle connections, because there may be no further call."""
         if self._timer is None and self._unused:
-            wait = self._unused[0].unused_since + self._idle_seconds - time.monotonic()
+            wait = self._unused[0].unused_since + IDLE_SECONDS - time.monotonic()
             self._timer = threading.Timer(max(wait, 0), self._close_idle)
             self._timer.daemon = True
             self._timer.start()
 
     def _close_idle(self) -> None:
         try:
-            self._close_unused(since=time.monotonic() - self._idle_seconds)
+            self._close_unused(since=time.monotonic() - IDLE_SECONDS)
         finally:
             with self._changed:
                 self._timer = None
@@ -357,13 +339,6 @@ class Publisher:
                 connection.close()
             finally:
                 self._decrement_open()
-
-
-class _Failure(NamedTuple):
-    """Why a vhost's queues don't all have the message. Without an ``error``, some may have it."""
-
-    why: str
-    error: BrokerError | None
 
 
 class _VhostRefused(Exception):
@@ -389,7 +364,7 @@ class _Call:
         self.until = until
         self.turn_seconds = (until - time.monotonic()) / TURNS_PER_CALL
         self.results: dict[QueueName, Result] = {}
-        self._failures: list[_Failure] = []
+        self._failures: list[BrokerError | _Unconfirmed] = []
         self._is_over = False
         self._lock = threading.Lock()
         self._remaining_vhosts = vhosts
@@ -403,7 +378,7 @@ class _Call:
     def has_more(self) -> bool:
         return self._remaining_vhosts > 0 and not self._is_over
 
-    def fail(self, failure: "_Failure", *, everywhere: bool) -> None:
+    def fail(self, failure: BrokerError | _Unconfirmed, *, everywhere: bool) -> None:
         """Record a failure in a vhost. ``everywhere``: the remaining vhosts would fail too, so end the call."""
         self._failures.append(failure)
         self._is_over = self._is_over or everywhere
@@ -419,24 +394,22 @@ class _Call:
         """Raise the errors of ``Publisher.publish``, unless all ``queues`` have an outcome."""
         if len(self.results) == queues:
             return
-        errors = [failure.error for failure in self._failures if failure.error is not None]
+        errors = [failure for failure in self._failures if isinstance(failure, BrokerError)]
         nothing_sent = len(errors) == len(self._failures) and set(self.results.values()) <= {Result.GONE}
         if nothing_sent:
             raise errors[0] if errors else NotPublished(f"AMQP: {OUT_OF_TIME}")
-        reasons = [failure.why for failure in self._failures if failure.error is None]
-        reasons += [failure.why for failure in self._failures]
-        reason = reasons[0] if reasons else OUT_OF_TIME
+        unconfirmed = [str(failure) for failure in self._failures if isinstance(failure, _Unconfirmed)]
+        reason = next(iter(unconfirmed), "the broker can't be reached" if errors else OUT_OF_TIME)
         raise OutcomeUnknown(reason, message_id=self.message.message_id, results=self.results, queues=queues)
 
 
 class _Connection:
     """A session with a channel in confirm mode. One thread uses it at a time."""
 
-    def __init__(self, session: Session, blocked_seconds: float) -> None:
+    def __init__(self, session: Session) -> None:
         self.vhost = session.vhost
         self.unused_since = 0.0
         self._session = session
-        self._blocked_seconds = blocked_seconds
         self._channel = ConfirmChannel(session, key_of=lambda routing_key, _: routing_key)
 
     def is_alive(self) -> bool:
@@ -478,13 +451,13 @@ class _Connection:
         """Wait until all messages are confirmed. Give up when time is up, or after a turn without any confirm."""
         while True:
             known = len(self._channel.outcomes)
-            blocked_until = self._channel.blocked_since + self._blocked_seconds
+            blocked_until = self._channel.blocked_since + BLOCKED_SECONDS
             if self._channel.wait(min(call.until, time.monotonic() + call.turn_seconds, blocked_until)):
                 return
             now, is_blocked = time.monotonic(), self._channel.blocked_since < math.inf
-            if now >= self._channel.blocked_since + self._blocked_seconds:
+            if now >= self._channel.blocked_since + BLOCKED_SECONDS:
                 raise _Unconfirmed(BLOCKED, everywhere=True)
-            # A blocked connection does not yield: the broker blocks all of them, and blocked_seconds ends the wait.
+            # A blocked connection does not yield: the broker blocks all of them, and BLOCKED_SECONDS ends the wait.
             is_stuck = len(self._channel.outcomes) == known and not is_blocked and should_yield()
             if now >= call.until or is_stuck:
                 raise _Unconfirmed(TIMED_OUT)

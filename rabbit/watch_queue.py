@@ -39,10 +39,9 @@ def declare(session: Session, uuid_hex: str, sources: Iterable[Source]) -> None:
         NotOnBroker: an exchange does not exist. The queue expires.
     """
     name = WATCH_QUEUE + uuid_hex
-    channel = session.new_channel()
-    session.request(partial(channel.queue_declare, name, durable=True, auto_delete=False, arguments=ARGUMENTS))
-    for exchange, routing_key, arguments in sources:
-        session.request(partial(channel.queue_bind, name, exchange, routing_key, arguments=dict(arguments)))
+    session.declare_queue(name, durable=True, auto_delete=False, arguments=ARGUMENTS)
+    for source in sources:
+        session.bind_queue(name, *source)
 
 
 def take(session: Session, uuid_hex: str, max_header_values: int) -> list[Fetched]:

@@ -2,12 +2,9 @@ from django.apps import AppConfig
 
 
 class StatusConfig(AppConfig):
-    """The health of the broker and of Guardian."""
-
     name = "status"
 
     def ready(self) -> None:
-        """Count passes, sweeps and requests to the broker."""
         from django.db.models.signals import post_save
 
         from core import broker

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -15,10 +15,11 @@ from django.views.decorators.http import require_http_methods
 
 from accounts.pages.confirmation import fate_of_messages
 from accounts.pages.forms import NameForm
-from core.formatting import short_rate
+from core.formatting import counted, short_rate
 from queues.actions import effects, single
 from queues.guard.brake_table import LONGEST_FIRST, ORDERS, Line, blocked_lines, in_order, totals
 from queues.models import Queue, Watch
+from queues.pages.queue_list import headings
 from queues.pages.visitors import Request
 from queues.rules import brake
 from rabbit.names import QueueName, readable
@@ -28,7 +29,6 @@ from status.views import (
     NOTHING_SELECTED,
     ActionOutcome,
     ConfirmationForm,
-    number_of_queues,
     operation_page,
     operators_only,
     pop_preview,
@@ -45,6 +45,15 @@ NOT_TYPED = ActionOutcome(
 ROWS = 100
 """The rows of one page of the table."""
 
+HEADINGS = {
+    "queue": "Queue",
+    "owner": "Pulse user",
+    "-length": "Messages",
+    "-limit": "Limit",
+    "-rate": "Rate",
+    "-consumers": "Consumers",
+}
+
 
 @dataclass(frozen=True)
 class BlockedRow:
@@ -56,38 +65,23 @@ class BlockedRow:
 
     @property
     def name(self) -> str:
-        """The queue's readable name."""
         return readable(self.line.queue)
 
     @property
     def vhost(self) -> str:
-        """The vhost's readable name."""
         return readable(self.line.vhost)
 
     @property
     def rate(self) -> str:
-        """The rate in a few characters; empty: unknown."""
         return short_rate(self.line.per_second)
 
     @property
     def reason(self) -> str:
-        """Why its deletion is blocked, in words."""
         return Queue.BlockReason(self.line.reason).label
 
 
 class KeepForm(forms.Form):
-    """The queue to keep."""
-
     keep = forms.ModelChoiceField(Queue.objects.all(), to_field_name="uuid")
-
-
-class Column(NamedTuple):
-    """A column's heading: its words, and the order that a click requests."""
-
-    words: str
-    order: str
-    aria_sort: str
-    is_number: bool
 
 
 @operators_only
@@ -131,8 +125,7 @@ def operate_brake(request: Request) -> HttpResponse:
     rows = [BlockedRow(line, numbers.get(line.key), queues[line.key]) for line in lines if line.key in queues]
     context = {
         "page": Paginator(rows, ROWS).get_page(request.GET.get("page")),
-        "columns": _columns(order),
-        "order": order,
+        "headings": headings(HEADINGS, order, ("Messages", "Limit", "Consumers"), "order={}".format),
         "totals": totals(lines),
         "total_rate": short_rate(totals(lines).per_second),
         "left": len(left),
@@ -155,55 +148,31 @@ def _ask(request: Request, selected: list[QueueName]) -> HttpResponse:
         "key": store_preview(request.user, "brake", selected),
         "fate": fate_of_messages(),
     }
-    title = f"Delete {number_of_queues(len(selected))}"
+    title = f"Delete {counted(len(selected), 'queue')}"
     return operation_page(request, "admin/operate/brake_confirm.html", title, **context)
 
 
 def _typed(number: int, data: QueryDict | None = None) -> NameForm:
     """Return the form that confirms a release of all queues like a deletion of all."""
-    form = NameForm(number_of_queues(number), data)
+    form = NameForm(counted(number, "queue"), data)
     form.fields["typed"].label = "To confirm, type or paste the text above"
     return form
 
 
 def _selected(data: QueryDict, shown: Sequence[QueueName]) -> list[QueueName]:
-    """Return the selected queues of those that the operator was shown."""
     numbers = set(data.getlist("queue"))
     return [key for number, key in enumerate(shown) if str(number) in numbers]
 
 
 def _tell_release(request: HttpRequest, release: brake.Release) -> None:
-    """Show the outcome of a release on the next page."""
     others = []
     if release.earlier:
-        others.append(f"{release.earlier_by} had already released {number_of_queues(release.earlier)}.")
+        others.append(f"{release.earlier_by} had already released {counted(release.earlier, 'queue')}.")
     if release.not_blocked:
-        others.append(f"The deletion of {number_of_queues(release.not_blocked)} is not blocked any more.")
+        others.append(f"The deletion of {counted(release.not_blocked, 'queue')} is not blocked any more.")
     if release.released:
-        did = f"You released {number_of_queues(release.released)}."
+        did = f"You released {counted(release.released, 'queue')}."
         then = "The next pass within ten minutes deletes those that are still too long."
         messages.success(request, " ".join([did, then, *others]))
     else:
         messages.warning(request, " ".join(["There was nothing left to release.", *others]))
-
-
-def _columns(order: str) -> list[Column]:
-    """Return the headings of the table in this order. A click on the sorted column reverses it."""
-    columns = []
-    for key, words in COLUMNS.items():
-        up, down = key, f"-{key}"
-        first, second = (up, down) if key in ("queue", "owner") else (down, up)
-        aria_sort = {up: "ascending", down: "descending"}.get(order, "none")
-        columns.append(Column(words, second if order == first else first, aria_sort, key in NUMBERS))
-    return columns
-
-
-COLUMNS = {
-    "queue": "Queue",
-    "owner": "Pulse user",
-    "length": "Messages",
-    "limit": "Limit",
-    "rate": "Rate",
-    "consumers": "Consumers",
-}
-NUMBERS = ("length", "limit", "consumers")

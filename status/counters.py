@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TextIO
 
 from django.conf import settings
-from django.http import HttpRequest
-from django.http.response import HttpResponseBase
+from django.http import HttpRequest, HttpResponse
 
+from core.middleware import Middleware
 from rabbit.requests.sending import Call
 
 FOLDER = Path(settings.VAR_DIR) / "metrics"
@@ -105,7 +105,6 @@ def count_call(call: Call) -> None:
 
 @_never_raises
 def count_pass(instance: Any, created: bool, **_: Any) -> None:
-    """Count a failed pass when its row is created."""
     if created and instance.errors:
         # Without a list of queues, its duration is 0.
         FAILED.labels("errors" if instance.listing_seconds else "away").inc()
@@ -113,13 +112,11 @@ def count_pass(instance: Any, created: bool, **_: Any) -> None:
 
 @_never_raises
 def count_deletions(number: int, **_: Any) -> None:
-    """Count deletions that the deleter, or a pass, recorded."""
     DELETED.labels("pass").inc(number)
 
 
 @_never_raises
 def count_sweep(instance: Any, created: bool, **_: Any) -> None:
-    """Count the deletions of a sweep or a clean-up when its row is created."""
     if created:
         DELETED.labels(instance.kind).inc(instance.deleted)
 
@@ -131,14 +128,10 @@ def _count_request(method: str, status: int, seconds: float) -> None:
     REQUEST_SECONDS.labels(method).observe(seconds)
 
 
-class CountRequests:
+class CountRequests(Middleware):
     """The middleware that counts requests to the REST API."""
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """Count the request and its response."""
+    def __call__(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         response = self.get_response(request)
         if request.path.startswith("/api/"):
@@ -147,11 +140,7 @@ class CountRequests:
 
 
 def collect() -> list[Metric]:
-    """Return the counters of all processes that use this folder, including ended ones.
-
-    Raises:
-        Exception: of any type; the folder can't be read, or a file in it is damaged.
-    """
+    """Return the counters of all processes that use this folder, including ended ones."""
     _create_labels()
     return list(MultiProcessCollector(None, str(FOLDER)).collect())  # type: ignore[no-untyped-call]
 

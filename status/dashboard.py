@@ -89,7 +89,6 @@ class Dashboard(NamedTuple):
 
     @property
     def more(self) -> int:
-        """The number of queues that need attention and aren't shown."""
         return self.counts.attention - len(self.queues)
 
 

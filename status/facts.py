@@ -67,7 +67,6 @@ class Measurement(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The rule's verdict on the value."""
         return self.rule.judge(self.value, settings, **self.details)
 
 
@@ -142,11 +141,9 @@ class BrokerFacts:
     overview: JSONObject = field(default_factory=dict)
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each measurement."""
         return [one.verdict for one in self.measurements()]
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the measurements of the answer and of each node."""
         yield self.answer
         for node in self.nodes:
             yield from measure_node(node)
@@ -261,15 +258,12 @@ class GuardianFacts:
 
     @property
     def last_pass(self) -> Pass | None:
-        """The last recorded pass."""
         return self.passes[0] if self.passes else None
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each measurement."""
         return [one.verdict for one in self.measurements()]
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the measurements of passes, sweeps, notifications, removals and archives."""
         yield from self._measure_passes()
         yield from self._measure_state()
         for kind, rule in ((Sweep.Kind.ORPHANS, rules.ORPHANS_BRAKE), (Sweep.Kind.STALE, rules.STALE_BRAKE)):
@@ -341,11 +335,7 @@ def _measure_names(rule: Rule, queues: Collection[QueueName]) -> Measurement:
 
 
 def measure_guardian(now: datetime) -> GuardianFacts:
-    """Measure Guardian in nine statements.
-
-    Raises:
-        django.db.Error: the database can't be read.
-    """
+    """Measure Guardian in nine statements."""
     sweeps = [sweep for kind in Sweep.Kind.values for sweep in Sweep.objects.filter(kind=kind)[:SWEEPS_READ]]
     return GuardianFacts(
         at=now,
@@ -359,7 +349,6 @@ def measure_guardian(now: datetime) -> GuardianFacts:
 
 
 def _readable(report: Report) -> Report:
-    """Make a report's errors safe to display."""
     report.errors = [readable(error) for error in report.errors]
     return report
 

@@ -52,7 +52,6 @@ class Families(Collector):
         self._families = families
 
     def collect(self) -> list[Metric]:
-        """Return the metrics."""
         return self._families
 
 
@@ -128,11 +127,7 @@ def _plain_text(text: str, status: HTTPStatus) -> HttpResponse:
 
 
 def from_database() -> Iterator[Metric]:
-    """Yield the metrics from the database, in a constant number of statements.
-
-    Raises:
-        django.db.Error: the database can't be read.
-    """
+    """Yield the metrics from the database, in a constant number of statements."""
     guardian = facts.measure_guardian(timezone.now())
     yield from _rules(guardian)
     yield from _passes(guardian)

@@ -13,7 +13,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import OrderBy
 
 from accounts.access import vouching
-from core.formatting import duration, short_rate
+from core.formatting import counted, duration, short_rate
 from core.models import Removal
 from queues.actions import limit_requests
 from queues.models import Pass, Queue
@@ -55,7 +55,6 @@ class Gauge(NamedTuple):
 
     @property
     def full(self) -> float:
-        """How much of a bar's width it fills, in percent."""
         return min(self.percent, 100)
 
 
@@ -82,22 +81,18 @@ class QueueLine(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The queue's readable name."""
         return readable(self.queue.name)
 
     @property
     def vhost(self) -> str:
-        """The vhost's readable name."""
         return readable(self.queue.vhost)
 
     @property
     def whose(self) -> str:
-        """Whose the queue is, in words."""
         return whose(self.queue.pulse_user, self.queue.owner)
 
     @property
     def full(self) -> float:
-        """The length of its bar in percent."""
         return round(self.share * 100, 1)
 
 
@@ -109,7 +104,6 @@ class Named(NamedTuple):
 
     @property
     def more(self) -> int:
-        """The number of queues that aren't shown."""
         return self.number - len(self.shown)
 
 
@@ -172,7 +166,6 @@ def overview(now: datetime) -> dict[str, Any]:
 
 
 def of_broker(cluster: BrokerFacts) -> Summary:
-    """Return the summary of the broker's health."""
     nodes = f"{len(cluster.nodes)} node{' runs' if len(cluster.nodes) == 1 else 's run'}"
     version = readable(str(cluster.overview.get("rabbitmq_version", "")))
     healthy = cluster.answer.verdict._replace(sentence=f"The broker is healthy: {nodes} RabbitMQ {version}, no alarms.")
@@ -180,13 +173,11 @@ def of_broker(cluster: BrokerFacts) -> Summary:
 
 
 def of_guardian(guardian: GuardianFacts) -> Summary:
-    """Return the summary of Guardian's health."""
     verdicts = guardian.verdicts()
     healthy = verdicts[0]
     if last := guardian.last_pass:
         ago = duration((guardian.at - last.at).total_seconds())
-        queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}"
-        sentence = f"Guardian is healthy: it listed {queues} {ago} ago, in {last.seconds:.2f} s."
+        sentence = f"Guardian is healthy: it listed {counted(last.queues, 'queue')} {ago} ago, in {last.seconds:.2f} s."
         healthy = healthy._replace(sentence=sentence)
     return _summary(verdicts, healthy)
 
@@ -218,7 +209,6 @@ HEALTHY = "running, no alarm"
 
 
 def show_node(node: Node) -> NodeShown:
-    """Return a node for the page."""
     alarms = [name for name, raised in (("memory", node.mem_alarm), ("disk", node.disk_alarm)) if raised]
     state = HEALTHY
     if not node.running:
@@ -332,7 +322,7 @@ def _longest() -> list[QueueLine]:
 
 
 def _messages(number: int | None) -> str:
-    return "unknown length" if number is None else f"{number:,} message{'' if number == 1 else 's'}"
+    return "unknown length" if number is None else counted(number, "message")
 
 
 def _share_of_limit(queue: Queue) -> float:

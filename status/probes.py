@@ -31,7 +31,6 @@ TIMEOUT_SECONDS = 1.8
 @never_cache
 @require_safe
 def alive(request: HttpRequest) -> JsonResponse:
-    """Answer 200."""
     return JsonResponse({"status": "ok"})
 
 
@@ -115,7 +114,7 @@ def _broker() -> None:
     if answer.verdict.is_wrong:
         raise ConnectionError(answer.verdict.sentence)
     if settings.RABBIT_URL:
-        checkup.check_any(broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST, timeout)
+        checkup.check_vhost(broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST, timeout)
 
 
 def _message_store() -> None:

@@ -4,8 +4,6 @@ Each fact has one rule, and all limits are here. (When the list of queues calls 
 ``queues/rules/freshness.py``.) ``facts.py`` measures the values; the front page, ``doctor`` and ``/readyz`` judge them
 by these rules. ``/metrics`` exports the value of each rule with a ``metric``, and the alerts in ``deploy/prometheus``
 have the same limits: ``tests/status/test_rules.py`` checks them.
-
-Longer than 500 lines, because all rules are here.
 """
 
 from dataclasses import replace
@@ -37,7 +35,6 @@ BROKER = Rule(
 NODE_STOPPED = Rule(
     name="nodes",
     measures="a node is stopped",
-    unit=Unit.FLAG,
     critical=1,
     sentence="{node} is not running.",
     next_step=(
@@ -50,7 +47,6 @@ NODE_STOPPED = Rule(
 CLUSTER_SPLIT = Rule(
     name="partitions",
     measures="a node has lost others",
-    unit=Unit.FLAG,
     critical=1,
     sentence="{node} has lost {lost}: the cluster is split.",
     next_step="Repair the network between them, then restart the nodes of the smaller side.",
@@ -60,7 +56,6 @@ CLUSTER_SPLIT = Rule(
 MEMORY_ALARM = Rule(
     name="memory alarm",
     measures="a node's memory alarm is raised",
-    unit=Unit.FLAG,
     critical=1,
     sentence="The memory alarm is raised on {node}: publishers are blocked on all nodes.",
     next_step="Guardian still guards. Purge or delete the longest queues, or give the node more memory.",
@@ -70,7 +65,6 @@ MEMORY_ALARM = Rule(
 DISK_ALARM = Rule(
     name="disk alarm",
     measures="a node's disk alarm is raised",
-    unit=Unit.FLAG,
     critical=1,
     sentence="The disk alarm is raised on {node}: publishers are blocked on all nodes.",
     next_step="Guardian still guards. Free space on that node's disk, or purge the longest queues.",
@@ -162,7 +156,6 @@ PASS_ERRORS = Rule(
 OUTAGE = Rule(
     name="outage",
     measures="passes can't query the broker",
-    unit=Unit.FLAG,
     critical=1,
     sentence="Passes could not query the broker for {duration}, so no queue is guarded.",
     next_step="Guardian tries again by itself. See the errors of the last pass, and the lines about the broker.",
@@ -174,7 +167,6 @@ OUTAGE = Rule(
 BRAKE = Rule(
     name="brake",
     measures="the deletion of queues is blocked",
-    unit=Unit.FLAG,
     critical=1,
     sentence="The deletion of {queues} has been blocked for {duration}.",
     next_step=(
@@ -214,7 +206,6 @@ SHORT_LISTS = Rule(
 REFUSED = Rule(
     name="refused deletions",
     measures="the broker refuses to delete a queue",
-    unit=Unit.FLAG,
     critical=1,
     sentence="The broker has refused to delete a queue for {duration}.",
     next_step=(
@@ -228,7 +219,6 @@ REFUSED = Rule(
 LATE = Rule(
     name="late deletions",
     measures="a recorded deletion has waited for longer than GUARDIAN_DELETE_WAIT_SECONDS",
-    unit=Unit.FLAG,
     critical=1,
     sentence="Recorded deletions have been late for {duration}{stopped}.",
     next_step="Check that the deleter runs: the worker for the queue 'deleting'. Its log has the reasons.",
@@ -240,7 +230,6 @@ LATE = Rule(
 UNRESPONSIVE = Rule(
     name="unresponsive queues",
     measures="a queue's process does not respond",
-    unit=Unit.FLAG,
     warning=1,
     sentence="A queue's process has not responded for {duration}; lengths lag by seconds.",
     next_step="Find it with 'rabbitmqctl list_unresponsive_queues'. Restart its node, or delete the queue.",
@@ -438,7 +427,6 @@ OLDER_ADDRESSES = Rule(
 SAME_ADDRESS = Rule(
     name="owners of one address",
     measures="owners have the same address",
-    unit=Unit.FLAG,
     warning=1,
     sentence="Owners have the same address: {addresses}.",
     next_step=(
@@ -453,7 +441,6 @@ SAME_ADDRESS = Rule(
 DATABASE_WRITES = Rule(
     name="database writes",
     measures="the database refuses writes",
-    unit=Unit.FLAG,
     critical=1,
     sentence="Nothing can be written to the database: {error}",
     next_step="Free space on its disk, or connect to the primary: a standby is read-only. Nothing is guarded now.",
@@ -463,7 +450,6 @@ DATABASE_WRITES = Rule(
 TASK_QUEUE = Rule(
     name="task queue",
     measures="the task queue takes no tasks",
-    unit=Unit.FLAG,
     critical=1,
     sentence="The task queue takes no tasks: {error}",
     next_step="Check that it runs and takes writes, and CELERY_BROKER_URL. Without it workers get no tasks.",
@@ -473,7 +459,6 @@ TASK_QUEUE = Rule(
 FOLDER = Rule(
     name="folder",
     measures="a folder of GUARDIAN_VAR_DIR can't be written",
-    unit=Unit.FLAG,
     critical=1,
     sentence="GUARDIAN_VAR_DIR ({folder}) can't be written: {error}",
     next_step="Make the folder writable for the account that runs Guardian, and free space on its disk.",
@@ -483,7 +468,6 @@ FOLDER = Rule(
 MAIL_SERVER = Rule(
     name="mail server",
     measures="the mail server refuses Guardian's mails",
-    unit=Unit.FLAG,
     critical=1,
     sentence="{where} refuses mails from {sender} to {recipient}: {error}",
     next_step="Allow the sender there, or set DEFAULT_FROM_EMAIL to an address that it accepts.",
@@ -492,29 +476,9 @@ MAIL_SERVER = Rule(
 
 OF_BROKER = (BROKER, NODE_STOPPED, CLUSTER_SPLIT, MEMORY_ALARM, DISK_ALARM, MEMORY, DISK, FILES)
 OF_GUARDIAN = (
-    PASS_AGE,
-    PASS_AGE_IN_OUTAGE,
-    PASS_SECONDS,
-    PASS_ERRORS,
-    OUTAGE,
-    BRAKE,
-    BRAKE_RELEASE,
-    SHORT_LISTS,
-    REFUSED,
-    LATE,
-    UNRESPONSIVE,
-    UNADDRESSABLE,
-    STREAMS,
-    EXCLUSIVE,
-    UNCOUNTED,
-    ORPHANS_BRAKE,
-    STALE_BRAKE,
-    OTHER_TASKS,
-    NOTIFICATIONS_WAIT,
-    NOTIFICATIONS_GIVEN_UP,
-    REMOVALS,
-    ARCHIVES_FAILED,
-    ARCHIVES_FULL,
-)
+    PASS_AGE, PASS_AGE_IN_OUTAGE, PASS_SECONDS, PASS_ERRORS, OUTAGE, BRAKE, BRAKE_RELEASE, SHORT_LISTS, REFUSED, LATE,
+    UNRESPONSIVE, UNADDRESSABLE, STREAMS, EXCLUSIVE, UNCOUNTED, ORPHANS_BRAKE, STALE_BRAKE, OTHER_TASKS,
+    NOTIFICATIONS_WAIT, NOTIFICATIONS_GIVEN_UP, REMOVALS, ARCHIVES_FAILED, ARCHIVES_FULL,
+)  # fmt: skip
 OF_DOCTOR = (CLOCK, LEASE, OLDER_ADDRESSES, SAME_ADDRESS, DATABASE_WRITES, TASK_QUEUE, FOLDER, MAIL_SERVER)
 RULES = (*OF_BROKER, *OF_GUARDIAN, *OF_DOCTOR)

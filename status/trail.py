@@ -33,8 +33,6 @@ DATE = forms.DateInput({"type": "date"})
 
 
 class TrailForm(forms.Form):
-    """What the list is narrowed to."""
-
     queue = forms.CharField(required=False, max_length=255, widget=SHORT)
     pulse_user = forms.CharField(required=False, max_length=100, widget=SHORT, label="Pulse user")
     person = forms.CharField(required=False, max_length=254, widget=SHORT, label="By (address)")
@@ -66,8 +64,6 @@ class Position:
 
 
 class Act(NamedTuple):
-    """A row of the page."""
-
     position: Position
     who: str
     what: str

@@ -19,12 +19,10 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """The level's name on a page."""
         return "OK" if self is Level.OK else self.name.capitalize()
 
     @property
     def style(self) -> str:
-        """The name of the level in style sheets."""
         return "normal" if self is Level.OK else self.name.lower()
 
 
@@ -55,10 +53,10 @@ class Rule:
 
     name: str
     measures: str
-    unit: Unit
     sentence: str
     next_step: str
     runbook: str
+    unit: Unit = Unit.FLAG
     warning: Limit = None
     critical: Limit = None
     noun: str = ""
@@ -85,12 +83,10 @@ class Rule:
         return Level.OK
 
     def limit(self, level: Level, settings: Any) -> float | None:
-        """Return the limit of a warning or a critical verdict; None: no limit."""
         limit = self.critical if level is Level.CRITICAL else self.warning
         return limit(settings) if callable(limit) else limit
 
     def in_words(self, value: float) -> str:
-        """Return the value with its unit."""
         if math.isinf(value):
             return "never"
         if self.unit is Unit.SECONDS:

@@ -22,7 +22,7 @@ from accounts import audit
 from accounts.models import Owner
 from agents.models import Sweep
 from agents.sweeps import reports, stale, sweep
-from core.formatting import duration
+from core.formatting import counted, duration
 from queues.guard import monitor, pass_run
 from queues.pages.visitors import Request
 from rabbit.names import QueueName, readable
@@ -76,7 +76,6 @@ class Names(NamedTuple):
 
 
 def names(queues: Sequence[dict[str, str]]) -> Names:
-    """Return the first ``NAMES_SHOWN`` of these queues."""
     shown = [(readable(one["queue"]), readable(one["vhost"])) for one in queues[:NAMES_SHOWN]]
     return Names(shown, len(queues) - len(shown))
 
@@ -87,7 +86,6 @@ def names(queues: Sequence[dict[str, str]]) -> Names:
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_pass(request: Request) -> HttpResponse:
-    """Run a pass now, and show its outcome."""
     outcome = None
     if request.method == "POST":
         audit.record(request.user, "requested a pass", None)
@@ -96,7 +94,6 @@ def operate_pass(request: Request) -> HttpResponse:
 
 
 def pass_outcome(report: pass_run.Report) -> ActionOutcome:
-    """Return the outcome of a pass."""
     errors = [readable(error) for error in report.errors]
     if report.another_pass:
         sentence = "Another pass is running, so this one did nothing. The other pass does the same."
@@ -108,7 +105,7 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
         sentence = "The lease expired before the pass was done. The next pass continues from there."
         return ActionOutcome(Level.CRITICAL, sentence, errors=errors)
     did = [
-        f"{number_of_queues(report.queues)} in {report.seconds:.2f} s, of which the list took "
+        f"{counted(report.queues, 'queue')} in {report.seconds:.2f} s, of which the list took "
         f"{report.listing_seconds:.2f} s",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
         f"{report.warned:,} over their warning threshold, {report.recovered:,} back to normal",
@@ -251,16 +248,15 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
 
 
 def sweep_outcome(report: reports.Report) -> ActionOutcome:
-    """Return the outcome of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
         sentence = "Another clean-up is running, so this one did nothing. The front page will show the other's report."
         return ActionOutcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
-    did = [f"{number_of_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
+    did = [f"{counted(report.deleted, 'queue')} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
         did += [f"{report.repaired:,} declared again", f"{report.users:,} RabbitMQ users removed"]
     else:
-        tokens = f"{report.tokens:,} expired token{'' if report.tokens == 1 else 's'} removed"
+        tokens = f"{counted(report.tokens, 'expired token')} removed"
         did = [did[0], f"{report.subscriptions:,} subscriptions and consumers removed, {tokens}"]
     did.append(f"{report.seconds:.1f} s")
     if report.away:
@@ -288,11 +284,6 @@ def sweep_outcome(report: reports.Report) -> ActionOutcome:
             Level.WARNING, "It is done. What the preview did not show was kept. Refresh to see it.", did
         )
     return ActionOutcome(Level.OK, "It is done.", did)
-
-
-def number_of_queues(number: int) -> str:
-    """Return the number with its unit."""
-    return f"{number:,} queue{'' if number == 1 else 's'}"
 
 
 def operation_page(

@@ -195,7 +195,7 @@ def stomp_url(broker: Broker) -> str:
 
 
 class TestManagement(Management):
-    """A management client for tests, which can also delete and purge. It does so over AMQP."""
+    """A management client for tests, which can do more, mostly over AMQP."""
 
     __test__ = False
 
@@ -216,6 +216,18 @@ class TestManagement(Management):
     def delete_exchange(self, vhost: str, name: str) -> None:
         with Session(self._amqp_url, vhost, 60) as session:
             session.delete_exchange(name)
+
+    def declare_exchange(self, vhost: str, name: str, kind: str = "topic") -> None:
+        self._put("exchanges", vhost, name, json={"type": kind, "durable": True})
+
+    def bind_queue(
+        self, vhost: str, exchange: str, queue: str, key: str, arguments: dict[str, Any] | None = None
+    ) -> None:
+        with Session(self._amqp_url, vhost, 60) as session:
+            session.bind_queue(queue, exchange, key, arguments or {})
+
+    def delete_permissions(self, vhost: str, user: str) -> None:
+        self._delete("permissions", vhost, user)
 
 
 @pytest.fixture(scope="session")

@@ -83,8 +83,6 @@ def _not_replaced(
         found = {}
     declared = {"arguments": wanted, "durable": True, "auto_delete": False}
     differences = arguments.differences_from_row(declared, found) if found else []
-    if not differences and different.argument is not None:
-        differences = [arguments.Difference(different.argument, different.found, different.wanted)]
     how = "; ".join(f"{one.argument} is {_shown(one.found)} and should be {_shown(one.wanted)}" for one in differences)
     reason = (
         f"the queue '{name}' exists with other arguments: {how or different.reason}. It was not replaced, because it "

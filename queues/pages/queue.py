@@ -240,7 +240,6 @@ def _archived_bindings(archive: Archive | None) -> list[dict[str, str]]:
             destination_type="queue",
             routing_key=one["routing_key"],
             arguments=one["arguments"],
-            properties_key="",
         )
         for one in archive.bindings[:BINDINGS_SHOWN]
     )

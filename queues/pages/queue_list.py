@@ -1,7 +1,7 @@
 """The page with the list of queues, and its rows on other pages."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
@@ -199,7 +199,12 @@ def queues_page(request: Request) -> HttpResponse:
             "form": form,
             "page": page,
             "query": request.GET.urlencode(),
-            "headings": _headings(filters),
+            "headings": headings(
+                HEADINGS,
+                str(filters.get("ordering", WORST_FIRST)),
+                ("Consumers", "Size"),
+                lambda order: urlencode({**filters, "ordering": order}),
+            ),
             "narrowings": _narrowings(counts, filters),
             "filters": filters,
             "filtered": bool(filters.keys() - {"ordering", "search"}),
@@ -257,15 +262,15 @@ class Heading(NamedTuple):
     is_number: bool
 
 
-def _headings(filters: Mapping[str, Any]) -> list[Heading]:
-    """Return the headings of the list. A second click reverses the order."""
-    now = str(filters.get("ordering", WORST_FIRST))
+def headings(
+    offered: Mapping[str, str], now: str, numbers: Collection[str], query: Callable[[str], str]
+) -> list[Heading]:
+    """Return the headings of columns by the order that the first click on each selects. A second click reverses it."""
     found = []
-    for first, label in HEADINGS.items():
+    for first, label in offered.items():
         second = first[1:] if first.startswith("-") else f"-{first}"
-        query = urlencode({**filters, "ordering": second if now == first else first})
         direction = ("descending" if now.startswith("-") else "ascending") if now in (first, second) else ""
-        found.append(Heading(label, query, direction, label in ("Consumers", "Size")))
+        found.append(Heading(label, query(second if now == first else first), direction, label in numbers))
     return found
 
 

@@ -9,7 +9,7 @@ import orjson
 from rabbit.entities import Node, Statistics, User, Vhost
 from rabbit.errors import NotOnBroker, Refused
 from rabbit.failover import CLUSTER_ID
-from rabbit.requests.parsing import as_number, parse_object, parse_rows, parse_tags
+from rabbit.requests.parsing import as_number, parse_object, parse_rows
 from rabbit.requests.sending import JSONObject, Requests, checked
 
 NODE_COLUMNS = (
@@ -19,8 +19,6 @@ NODE_COLUMNS = (
 
 
 class BrokerRequests(Requests):
-    """Requests about the broker itself, its nodes and vhosts."""
-
     def overview(self) -> JSONObject:
         """Return the broker's overview: versions, totals, listeners."""
         return parse_object(self._get("overview"), rabbitmq_version=str)
@@ -36,10 +34,8 @@ class BrokerRequests(Requests):
         return Statistics(not is_off, max(ages, default=0))
 
     def whoami(self) -> User:
-        """Return the user that this client is logged in as."""
-        answer = self._get("whoami")
-        row = parse_object(answer, name=str)
-        return User(row["name"], parse_tags(answer, row))
+        row = parse_object(self._get("whoami"), name=str, tags=list)
+        return User(row["name"], frozenset(map(str, row["tags"])))
 
     def is_rewritten(self) -> bool:
         """Return whether something before the broker decodes %2F in addresses, so that they lead elsewhere."""
@@ -110,7 +106,6 @@ class BrokerRequests(Requests):
             raise
 
     def vhosts(self) -> list[Vhost]:
-        """Return all vhosts."""
         rows = parse_rows(self._get("vhosts", params={"columns": "name,cluster_state"}), name=str)
         return [Vhost(row["name"], _nodes_that_run(row.get("cluster_state"))) for row in rows]
 
@@ -119,11 +114,7 @@ class BrokerRequests(Requests):
         return self._put("vhosts", name)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost with everything in it.
-
-        Raises:
-            NotOnBroker: it does not exist.
-        """
+        """Delete a vhost with everything in it."""
         self._delete("vhosts", name)
 
 

@@ -8,8 +8,6 @@ CLIENT_COLUMNS = "user,vhost,protocol,connected_at,name,user_provided_name"
 
 
 class ConnectionRequests(Requests):
-    """Requests about connections."""
-
     def connections_of(self, user: str) -> list[Connection]:
         """Return a user's live connections; none if it does not exist."""
         rows = parse_rows(self._get("connections", "username", user), name=str, vhost=str)
@@ -19,11 +17,7 @@ class ConnectionRequests(Requests):
         ]
 
     def clients(self, vhost: str | None) -> list[Client]:
-        """Return all connections to a vhost (None: to any vhost).
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return all connections to a vhost (None: to any vhost)."""
         path = ("connections",) if vhost is None else ("vhosts", vhost, "connections")
         rows = parse_rows(self._get(*path, params={"columns": CLIENT_COLUMNS}))
         # A connection has no user while it is opened or closed.
@@ -41,11 +35,7 @@ class ConnectionRequests(Requests):
         ]
 
     def close_connection(self, name: str, reason: str) -> None:
-        """Close one live connection.
-
-        Raises:
-            NotOnBroker: there is none of this name.
-        """
+        """Close one live connection."""
         self._delete("connections", name, headers={"X-Reason": one_line(reason)})
 
     def close_connections_of(self, user: str, reason: str) -> None:

@@ -1,24 +1,19 @@
 """Requests about exchanges and bindings."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from rabbit.entities import Binding, Exchange, PublishedBy, Traffic
-from rabbit.requests.parsing import as_number, as_text, parse_object, parse_rows, rate_in, require_one_line
-from rabbit.requests.sending import Answer, Requests, require_written
+from rabbit.http import Answer
+from rabbit.requests.parsing import as_number, as_text, parse_object, parse_rows, rate_in
+from rabbit.requests.sending import Requests
 
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal,arguments"
 
 
 class ExchangeRequests(Requests):
-    """Requests about exchanges and bindings."""
-
     def exchanges(self, vhost: str) -> list[Exchange]:
-        """Return the exchanges of a vhost, including the broker's own.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the exchanges of a vhost, including the broker's own."""
         rows = parse_rows(
             self._get("exchanges", vhost, params={"columns": EXCHANGE_COLUMNS}),
             vhost,
@@ -33,11 +28,7 @@ class ExchangeRequests(Requests):
         return [Exchange(**{key: row[key] for key in Exchange._fields}) for row in rows]
 
     def exchange_traffic(self, vhost: str, name: str) -> Traffic:
-        """Return what is published to an exchange, as counted in the last seconds.
-
-        Raises:
-            NotOnBroker: no such exchange.
-        """
+        """Return what is published to an exchange, as counted in the last seconds."""
         row = parse_object(self._get("exchanges", vhost, name), name=str)
         incoming = row.get("incoming")
         stats = row.get("message_stats")
@@ -56,39 +47,8 @@ class ExchangeRequests(Requests):
         rows = parse_rows(self._get("vhosts", vhost, "channels", params={"columns": "name,user,message_stats"}))
         return _by_user((row, row.get("message_stats")) for row in rows)
 
-    def declare_exchange(
-        self,
-        vhost: str,
-        name: str,
-        type: str = "topic",  # noqa: A002 - AMQP's name
-        *,
-        durable: bool = True,
-        auto_delete: bool = False,
-        internal: bool = False,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Declare an exchange. Return whether it is new. Of an existing one, the broker compares only the type.
-
-        Raises:
-            InequivalentArguments: it exists with another type.
-            NotOnBroker: no such vhost.
-        """
-        require_one_line(name)
-        declared = {
-            "type": type,
-            "durable": durable,
-            "auto_delete": auto_delete,
-            "internal": internal,
-            "arguments": dict(arguments or {}),
-        }
-        return self._put("exchanges", vhost, name, json=declared)
-
     def bindings(self, vhost: str) -> list[Binding]:
-        """Return the bindings of a vhost, including those of the default exchange.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the bindings of a vhost, including those of the default exchange."""
         return _bindings(self._get("bindings", vhost), vhost)
 
     def queue_bindings(self, vhost: str, name: str) -> list[Binding]:
@@ -98,22 +58,6 @@ class ExchangeRequests(Requests):
     def bindings_to_exchange(self, vhost: str, name: str) -> list[Binding]:
         """Return the bindings of an exchange to other exchanges, which feed it; none if it does not exist."""
         return _bindings(self._get("exchanges", vhost, name, "bindings", "destination"), vhost)
-
-    def exchange_bindings(self, vhost: str, name: str) -> list[Binding]:
-        """Return the bindings from an exchange; none if it does not exist."""
-        return _bindings(self._get("exchanges", vhost, name or "amq.default", "bindings", "source"), vhost)
-
-    def bind_queue(
-        self, vhost: str, exchange: str, queue: str, routing_key: str, arguments: Mapping[str, Any] | None = None
-    ) -> None:
-        """Bind a queue to an exchange. Repeating it changes nothing.
-
-        Raises:
-            NotOnBroker: no such vhost, exchange or queue.
-        """
-        json = {"routing_key": routing_key, "arguments": dict(arguments or {})}
-        answer = self._exchange("POST", ("bindings", vhost, "e", exchange, "q", queue), json=json)
-        require_written(self._confirmed(answer))
 
 
 def _bindings(answer: Answer, vhost: str) -> list[Binding]:
@@ -126,7 +70,6 @@ def _bindings(answer: Answer, vhost: str) -> list[Binding]:
         destination_type=str,
         routing_key=str,
         arguments=dict,
-        properties_key=str,
     )
     return [Binding(**{key: row[key] for key in Binding._fields}) for row in rows]
 

@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 
 from rabbit.errors import AnotherVhost, MalformedResponse, Refused
-from rabbit.requests.sending import CHECK_URL, Answer, JSONObject
+from rabbit.http import Answer
+from rabbit.requests.sending import CHECK_URL, JSONObject
 
 REWRITTEN = (
     "a proxy before the broker decodes %2F in addresses; set it up to pass the address on unchanged (nginx: proxy_pass "
@@ -23,7 +24,6 @@ def require_one_line(name: str) -> None:
 
 
 def parse_json(answer: Answer) -> Any:
-    """Return the JSON of an answer."""
     try:
         return orjson.loads(answer.body)
     except orjson.JSONDecodeError as error:
@@ -61,16 +61,6 @@ def validated(answer: Answer, row: Any, shape: Mapping[str, type]) -> JSONObject
         if not isinstance(row.get(key), kind):
             raise MalformedResponse(f"{answer.request}: the answer has no '{key}' of type {kind.__name__}; {CHECK_URL}")
     return row
-
-
-def parse_tags(answer: Answer, row: JSONObject) -> frozenset[str]:
-    """Return a user's tags: a list, before RabbitMQ 3.9 a text with commas."""
-    tags = row.get("tags")
-    if isinstance(tags, str):
-        tags = tags.split(",")
-    if not isinstance(tags, list):
-        raise MalformedResponse(f"{answer.request}: the answer has no 'tags'; {CHECK_URL}")
-    return frozenset(str(tag).strip() for tag in tags) - {""}
 
 
 def as_number(value: Any) -> int | None:

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from rabbit.arguments import Difference, differences_from_row, inequivalent_reason
+from rabbit.arguments import differences_from_row
 from rabbit.entities import ChannelLoad, QueueConsumer, QueueFlow, QueueRates, RateSample
-from rabbit.errors import BrokerError, BrokerUnavailable, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, InequivalentArguments, Refused
+from rabbit.http import Answer
 from rabbit.policies import BrokerPolicy
 from rabbit.requests.parsing import (
     as_number,
@@ -20,7 +21,7 @@ from rabbit.requests.parsing import (
     require_vhost,
     validated,
 )
-from rabbit.requests.sending import Answer, JSONObject, Requests, build_path, inequivalent
+from rabbit.requests.sending import JSONObject, Requests
 
 ARGUMENTS_ONLY = {"disable_stats": "true", "columns": "name,vhost,type,durable,auto_delete,arguments"}
 CONSUMER_COLUMNS = (
@@ -46,15 +47,10 @@ COLUMNS_WITH_SAMPLES = ",".join(
 
 
 class QueueRequests(Requests):
-    """Requests about queues and policies."""
-
     def list_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[JSONObject]:
         """Return the rows of the queues in a vhost (None: in all vhosts), as the broker lists them.
 
         ``params`` are the query's; ``columns`` limits what a row contains.
-
-        Raises:
-            NotOnBroker: no such vhost.
         """
         path = ("queues",) if vhost is None else ("queues", vhost)
         columns = params.get("columns", "name,vhost").split(",")
@@ -62,11 +58,7 @@ class QueueRequests(Requests):
         return parse_rows(self._get(*path, params=params), vhost, **shape)
 
     def find_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[JSONObject]:
-        """Return the first 500 rows of ``list_queues`` that match ``name`` in ``params``.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the first 500 rows of ``list_queues`` that match ``name`` in ``params``."""
         path = ("queues",) if vhost is None else ("queues", vhost)
         answer = self._get(*path, params={**params, "page": "1", "page_size": "500"})
         page = parse_object(answer, items=list)
@@ -79,15 +71,15 @@ class QueueRequests(Requests):
         """Return one queue. Its lengths lag by seconds, so no decision may rely on them.
 
         ``samples_of``: with the samples of so many seconds, for ``flow_in``.
-
-        Raises:
-            NotOnBroker: it does not exist, or its node is down.
         """
         params = {}
         if samples_of:
             params = {"columns": COLUMNS_WITH_SAMPLES}
             for of in ("msg_rates", "lengths"):
                 params |= {f"{of}_age": str(samples_of), f"{of}_incr": str(SAMPLE_SECONDS)}
+        return self._queue(vhost, name, params)
+
+    def _queue(self, vhost: str, name: str, params: Mapping[str, str]) -> JSONObject:
         answer = self._get("queues", vhost, name, params=params)
         row = parse_object(answer, name=str, vhost=str)
         require_vhost(answer, row, vhost)
@@ -98,9 +90,6 @@ class QueueRequests(Requests):
 
         Without a counted message the list is empty. RabbitMQ repeats its oldest counts for times of which it keeps no
         samples, so don't ask for more than ``Statistics.queue_seconds``.
-
-        Raises:
-            NotOnBroker: the queue does not exist, or its node is down.
         """
         params = {"msg_rates_age": str(seconds), "msg_rates_incr": str(step), "columns": "name,message_stats"}
         return _rate_samples(parse_object(self._get("queues", vhost, name, params=params)))
@@ -120,38 +109,19 @@ class QueueRequests(Requests):
         return _consumers(parse_rows(self._get("consumers", vhost, params={"columns": CONSUMER_COLUMNS})))
 
     def queue_arguments(self, vhost: str, name: str) -> JSONObject:
-        """Return what a queue is declared with, its ``name``, ``vhost`` and ``type``, without its lagging statistics.
-
-        Raises:
-            NotOnBroker: it does not exist, or its node is down.
-        """
-        answer = self._get("queues", vhost, name, params=ARGUMENTS_ONLY)
-        row = parse_object(answer, name=str, vhost=str)
-        require_vhost(answer, row, vhost)
-        return row
+        """Return what a queue is declared with, its ``name``, ``vhost`` and ``type``, without statistics."""
+        return self._queue(vhost, name, ARGUMENTS_ONLY)
 
     def list_arguments(self, vhost: str) -> list[JSONObject]:
-        """Return the same of all queues of a vhost. The broker asks no queue's process.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the same of all queues of a vhost. The broker asks no queue's process."""
         return self.list_queues(vhost, ARGUMENTS_ONLY)
 
     def policies(self, vhost: str) -> list[BrokerPolicy]:
-        """Return the policies of a vhost.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the policies of a vhost."""
         return _policies(self._get("policies", vhost), vhost)
 
     def operator_policies(self, vhost: str) -> list[BrokerPolicy]:
-        """Return the operator policies of a vhost.
-
-        Raises:
-            NotOnBroker: no such vhost.
-        """
+        """Return the operator policies of a vhost."""
         return _policies(self._get("operator-policies", vhost), vhost)
 
     def declare_queue(
@@ -174,20 +144,17 @@ class QueueRequests(Requests):
         try:
             return self._put("queues", vhost, name, json=declared)
         except (Refused, BrokerUnavailable) as error:
-            if error.status != 500:
+            # A 500 may be the answer to other arguments, if an argument's value is not ASCII; see `_confirmed`.
+            if error.status != 500 or not self._differs(vhost, name, declared):
                 raise
-            # It may be the answer to other arguments, if an argument's value is not ASCII; see `_confirmed`.
-            difference = self._find_difference(vhost, name, declared)
-            if difference is None:
-                raise
-            reason = inequivalent_reason(vhost, name, difference)
-            raise inequivalent(f"PUT {build_path('PUT', ('queues', vhost, name))}", 500, reason) from error
+            reason = "it exists with other arguments"
+            raise InequivalentArguments(f"{error}; {reason}", status=500, reason=reason) from error
 
-    def _find_difference(self, vhost: str, name: str, declared: Mapping[str, Any]) -> Difference | None:
+    def _differs(self, vhost: str, name: str, declared: Mapping[str, Any]) -> bool:
         try:
-            return next(iter(differences_from_row(declared, self.queue(vhost, name))), None)
+            return bool(differences_from_row(declared, self.queue(vhost, name)))
         except BrokerError:
-            return None
+            return False
 
 
 def _policies(answer: Answer, vhost: str) -> list[BrokerPolicy]:

@@ -17,14 +17,10 @@ from rabbit.errors import (
     NotOnBroker,
     Refused,
 )
-from rabbit.failover import FailoverClient, Server
-from rabbit.http import NoAnswer, TooLarge
-from rabbit.urls import split_url
+from rabbit.failover import FailoverClient
+from rabbit.http import Answer, NoAnswer, TooLarge
 
 JSONObject = dict[str, Any]
-
-MAX_RESPONSE_BYTES = 512 * 1024 * 1024
-"""The full list of 10,000 queues has about 14 MB."""
 
 BODY_READ_TIMEOUTS = 3
 """The timeout of a whole answer, in read timeouts."""
@@ -33,7 +29,7 @@ MAX_TARGET_BYTES = 65_536
 """The broker closes the connection during a longer request line."""
 
 _PATH_TEMPLATES = {
-    "bindings": ("bindings", "{vhost}", "e", "{exchange}", "q", "{queue}"),
+    "bindings": ("bindings", "{vhost}"),
     "connections": ("connections", "username", "{user}"),
     "consumers": ("consumers", "{vhost}"),
     "exchanges": ("exchanges", "{vhost}", "{name}"),
@@ -60,31 +56,18 @@ class Call(NamedTuple):
     seconds: float
 
 
-class Answer(NamedTuple):
-    """The answer to a request that was sent."""
-
-    request: str  # method and path, for the texts of errors
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    sent_twice: bool = False
-    address: str = ""
-
-
 class Requests:
     """Send requests to the management API, for many threads.
 
     - ``url``: ``http://user:password@host:15672``, user and password percent-encoded, with a reverse proxy's path; or
       several, separated by commas, of nodes of one cluster, which are tried in turn.
-    - ``connect_timeout``, ``read_timeout``: seconds. The second limits each read, and ``BODY_READ_TIMEOUTS`` times that
-      a whole answer.
-    - ``max_bytes``: the limit of an answer's body.
+    - ``read_timeout``: seconds. It limits each read, and ``BODY_READ_TIMEOUTS`` times that a whole answer.
     - ``on_call``: called with each finished request, in the thread that made it.
     - ``request_id``: returns the ``X-Request-ID`` header; empty: none is sent.
 
-    Every method may raise BrokerUnavailable, Refused or MalformedResponse; docstrings name further errors. A request
-    whose connection dies is retried once on a new one: all requests are idempotent, and RabbitMQ 4 drops idle
-    connections without notice.
+    Every method may raise BrokerUnavailable, Refused or MalformedResponse; and NotOnBroker if what it is about, or its
+    vhost, does not exist, or a queue's node is down. Docstrings name further errors. A request whose connection dies is
+    retried once on a new one: all requests are idempotent, and RabbitMQ 4 drops idle connections without notice.
 
     Raises:
         ValueError: the URL is invalid.
@@ -94,29 +77,18 @@ class Requests:
         self,
         url: str,
         *,
-        connect_timeout: float = 2.0,
         read_timeout: float = 20.0,
-        max_bytes: int = MAX_RESPONSE_BYTES,
-        on_call: Callable[[Call], None] | None = None,
-        request_id: Callable[[], str] | None = None,
+        on_call: Callable[[Call], None] = lambda call: None,
+        request_id: Callable[[], str] = str,
     ) -> None:
-        self._max_bytes = max_bytes
         self._on_call = on_call
         self._request_id = request_id
-        self._http = FailoverClient(
-            url,
-            _read_url,
-            connect_timeout=connect_timeout,
-            read_timeout=read_timeout,
-            answer_timeout=BODY_READ_TIMEOUTS * read_timeout,
-            max_bytes=max_bytes,
-        )
+        self._http = FailoverClient(url, _URL_FORM, read_timeout, BODY_READ_TIMEOUTS * read_timeout)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._http.where}>"
 
     def close(self) -> None:
-        """Close the pooled connections."""
         self._http.close()
 
     def in_turn(self) -> Iterator[Self]:
@@ -128,8 +100,7 @@ class Requests:
 
     @property
     def has_several_addresses(self) -> bool:
-        """Whether the broker has several addresses."""
-        return self._http.number > 1
+        return len(self._http) > 1
 
     def cluster_ids(self) -> dict[str, str]:
         """Return the id of the cluster at each address; empty: there is no answer."""
@@ -209,10 +180,8 @@ class Requests:
         """
         url_path = build_path(method, path)
         headers = dict(headers or {})
-        if self._request_id is not None and (request_id := self._request_id()):
+        if request_id := self._request_id():
             headers["X-Request-ID"] = request_id
-        if self._on_call is None:
-            return self._send(method, url_path, params, json, headers)
         outcome: Literal["ok", "refused", "failed", "away"] = "away"
         began = time.perf_counter()
         try:
@@ -267,43 +236,13 @@ class Requests:
                 f"{request}: {error}; {remedy}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
-            raise MalformedResponse(
-                f"{request}: the answer has more than {self._max_bytes} bytes; request a smaller list"
-            ) from error
+            raise MalformedResponse(f"{request}: {error}; request a smaller list") from error
         if answer.headers.get("content-encoding", "identity") not in ("", "identity"):
             raise MalformedResponse(f"{request}: the answer is compressed, and is not unpacked here; {CHECK_URL}")
-        return Answer(request, *answer)
+        return answer._replace(request=request)
 
 
 CHECK_URL = "check that the URL leads to RabbitMQ's management API"
-
-
-def _read_url(url: str) -> Server:
-    """Return the URL without credentials and trailing slash, and the user and the password."""
-    parts = split_url(url, ("http", "https"), _URL_FORM)
-    host = parts.hostname
-    if not host or re.search(r"[\s%]", host):
-        raise ValueError("it has no host; " + _URL_FORM)
-    if parts.port == 0:
-        raise ValueError("its port is not a number from 1 to 65535; " + _URL_FORM)
-    if parts.query or parts.fragment or "@" in parts.path:
-        raise ValueError("it has a '?', a '#' or an '@' after the host; in a password these are %3F, %23 and %40")
-    if re.search(r"[^!-~]", parts.path):
-        raise ValueError("its path has a character that is not allowed there; percent-encode it")
-    address = parts.netloc.rpartition("@")[2]
-    credentials = None
-    if parts.username is not None:
-        credentials = unquote(parts.username), unquote(parts.password or "")
-        try:
-            "".join(credentials).encode()
-        except UnicodeEncodeError:
-            raise ValueError("its user or password is not UTF-8; percent-encode them as UTF-8") from None
-    base = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        raise ValueError("its host name is invalid; " + _URL_FORM) from None
-    return Server(base, parts.path.rstrip("/"), credentials)
 
 
 _URL_FORM = "write http://user:password@host:15672, with the user and the password percent-encoded"
@@ -357,17 +296,12 @@ def checked(answer: Answer) -> Answer:
             reason=reason,
         )
     if status == 400 and "inequivalent arg" in reason:
-        raise inequivalent(request, status, reason)
+        raise InequivalentArguments(
+            f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
+            status=status,
+            reason=reason,
+        )
     raise Refused(f"{request}: refused with {status} ({reason}); change the request", status=status, reason=reason)
-
-
-def inequivalent(request: str, status: int, reason: str) -> InequivalentArguments:
-    """Return the error for an object that exists with other arguments."""
-    return InequivalentArguments(
-        f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
-        status=status,
-        reason=reason,
-    )
 
 
 def _error_in(body: bytes) -> JSONObject | None:

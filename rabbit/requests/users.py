@@ -4,27 +4,19 @@ from collections.abc import Iterable
 
 from rabbit.entities import User
 from rabbit.permissions import Permissions
-from rabbit.requests.parsing import parse_object, parse_rows, parse_tags
+from rabbit.requests.parsing import parse_object, parse_rows
 from rabbit.requests.sending import Requests
 
 
 class UserRequests(Requests):
-    """Requests about RabbitMQ users and their permissions."""
-
     def users(self) -> list[User]:
-        """Return all users."""
         answer = self._get("users", params={"columns": "name,tags"})
-        return [User(row["name"], parse_tags(answer, row)) for row in parse_rows(answer, name=str)]
+        return [User(row["name"], frozenset(map(str, row["tags"]))) for row in parse_rows(answer, name=str, tags=list)]
 
     def user(self, name: str) -> User:
-        """Return one user.
-
-        Raises:
-            NotOnBroker: it does not exist.
-        """
-        answer = self._get("users", name)
-        row = parse_object(answer, name=str)
-        return User(row["name"], parse_tags(answer, row))
+        """Return one user."""
+        row = parse_object(self._get("users", name), name=str, tags=list)
+        return User(row["name"], frozenset(map(str, row["tags"])))
 
     def put_user(self, name: str, password: str | None, tags: Iterable[str] = ()) -> bool:
         """Create a user, or replace its password and tags. Return whether it is new.
@@ -36,19 +28,11 @@ class UserRequests(Requests):
         return self._put("users", name, json={**credentials, "tags": ",".join(tags)})
 
     def delete_user(self, name: str) -> None:
-        """Delete a user. The broker closes its connections.
-
-        Raises:
-            NotOnBroker: it does not exist.
-        """
+        """Delete a user. The broker closes its connections."""
         self._delete("users", name)
 
     def permissions_of(self, user: str) -> dict[str, Permissions]:
-        """Return a user's permissions by vhost.
-
-        Raises:
-            NotOnBroker: no such user.
-        """
+        """Return a user's permissions by vhost."""
         rows = parse_rows(self._get("users", user, "permissions"), vhost=str, configure=str, write=str, read=str)
         return {row["vhost"]: Permissions(row["configure"], row["write"], row["read"]) for row in rows}
 
@@ -61,17 +45,5 @@ class UserRequests(Requests):
         return found
 
     def set_permissions(self, vhost: str, user: str, permissions: Permissions) -> None:
-        """Set a user's permissions on a vhost.
-
-        Raises:
-            NotOnBroker: no such vhost or user.
-        """
+        """Set a user's permissions on a vhost."""
         self._put("permissions", vhost, user, json=permissions._asdict())
-
-    def delete_permissions(self, vhost: str, user: str) -> None:
-        """Delete a user's permissions on a vhost, so that it can't connect there.
-
-        Raises:
-            NotOnBroker: no such vhost, user or permissions.
-        """
-        self._delete("permissions", vhost, user)

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import combinations
 from urllib.parse import unquote, urlsplit
 
-import amqp
 from django.conf import settings
 
 from core.addresses import split_address
@@ -15,7 +14,7 @@ from queues.guard import pass_run
 from rabbit import checkup, snapshot
 from rabbit.addresses import are_two, split_addresses, two_clusters, without_credentials
 from rabbit.amqp import CONNECTION_LIMIT, QUEUE_LIMIT
-from rabbit.errors import BrokerError, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
 from rabbit.threads import ContextThreadPool
 from status.doctor.broker import agents_on_broker
@@ -25,7 +24,6 @@ AMQP = ("amqp", "amqps", "pyamqp")
 
 
 def check_amqp() -> Findings:
-    """Check each address of ``RABBIT_URL``."""
     name = "broker over AMQP"
     urls = split_addresses(settings.RABBIT_URL)
     parts = [split_address(url) for url in urls]
@@ -36,7 +34,7 @@ def check_amqp() -> Findings:
         server = checkup.server_properties(url)
         vhosts = (pass_run.guarded_vhosts(agents_on_broker()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
         refused = {vhost: reason for vhost in vhosts if (reason := _refused(url, vhost))}
-    except OSError as error:
+    except (OSError, BrokerUnavailable) as error:
         advice = "Check RABBIT_URL, its port (5672, or 5671 for amqps) and the firewall. Events can't be published."
         yield Finding(name, Status.PROBLEM, f"it does not answer: {error or 'no answer in time'}", advice)
         return
@@ -71,7 +69,6 @@ def first_answering(urls: list[str]) -> str:
 
 
 def check_addresses() -> Findings:
-    """Check each address, if there are several."""
     checks: tuple[tuple[str, Callable[[str], str]], ...] = (
         (settings.RABBITMQ_MANAGEMENT_URL, _cluster_at),
         (settings.RABBIT_URL, _cluster_over_amqp),
@@ -105,7 +102,7 @@ def _address(url: str, cluster_at: Callable[[str], str]) -> tuple[Finding, str]:
     name = without_credentials(url)
     try:
         cluster = cluster_at(url)
-    except (Refused, amqp.AMQPError) as error:
+    except (Refused, NotOnBroker) as error:
         advice = (
             "Check the RabbitMQ user, its tag and the password in this address. Guardian uses the others until then."
         )
@@ -133,7 +130,7 @@ def _refused(url: str, vhost: str) -> str:
     """Return why Guardian can't declare or delete a queue in a vhost, or "" if it can."""
     try:
         checkup.check_vhost(url, vhost)
-    except amqp.AMQPError as error:
+    except (Refused, NotOnBroker) as error:
         return str(error)
     return ""
 

@@ -196,7 +196,6 @@ def _permissions(management: Management, user: str, vhosts: list[str], agents: s
 
 
 def check_broker_clock() -> Findings:
-    """Compare the broker's clock with this machine's."""
     try:
         with closing(Management(settings.RABBITMQ_MANAGEMENT_URL, read_timeout=BROKER_SECONDS)) as management:
             before = timezone.now()

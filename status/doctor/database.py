@@ -1,7 +1,5 @@
 """What ``doctor`` checks of the database, the task queue and its processes."""
 
-import ipaddress
-import socket
 from collections.abc import Iterator
 from datetime import datetime
 from urllib.parse import urlsplit
@@ -23,7 +21,6 @@ from status import facts, rules
 from status.doctor.addresses import AMQP, first_answering
 from status.doctor.broker import compare_clock
 from status.doctor.findings import Finding, Findings, Status, finding_of, findings_of
-from status.doctor.settings import ON_THIS_MACHINE
 from status.facts import Measurement
 
 MAX_ADDRESSES_SHOWN = 20
@@ -142,7 +139,7 @@ def check_task_queue() -> Findings:
         yield finding_of(written)
         return
     is_folder = url.scheme == "filesystem"
-    where = "a folder on this machine" if is_folder else f"{url.scheme} on {url.hostname or ON_THIS_MACHINE}"
+    where = "a folder on this machine" if is_folder else f"{url.scheme} on {url.hostname or 'this machine'}"
     yield Finding("task queue", Status.OK, where)
     yield _is_not_guarded(several[0])
 
@@ -154,10 +151,6 @@ def _is_not_guarded(url: str) -> Finding:
     if urlsplit(url).scheme not in AMQP or not guarded_at or None in map(split_address, guarded_at):
         return Finding(name, Status.OK, "it is not the guarded RabbitMQ")
     advice = "Use Redis. Under a resource alarm the guarded broker blocks all publishers, including Guardian."
-    same = _addresses(url) & set().union(*map(_addresses, guarded_at))
-    if same:
-        found = f"it is the guarded RabbitMQ: both are at {min(same)}"
-        return Finding(name, Status.PROBLEM, found, advice)
     try:
         tasks, guarded = checkup.server_properties(url), checkup.server_properties(first_answering(guarded_at))
     except OSError as error:
@@ -167,14 +160,3 @@ def _is_not_guarded(url: str) -> Finding:
         advice += " If these are two clusters, give them different names: rabbitmqctl set_cluster_name NAME"
         return Finding(name, Status.PROBLEM, found, advice)
     return Finding(name, Status.OK, f"it is another RabbitMQ ('{tasks.cluster}') than the guarded one")
-
-
-def _addresses(url: str) -> set[str]:
-    """Return the IP addresses and the port of a URL. All loopback addresses are the same."""
-    parts = urlsplit(url)
-    port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
-    try:
-        found = {str(one[4][0]) for one in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)}
-    except OSError:
-        return set()
-    return {f"{ON_THIS_MACHINE if ipaddress.ip_address(one).is_loopback else one}, port {port}" for one in found}

@@ -58,7 +58,6 @@ def findings_of(verdicts: Iterable[Verdict]) -> Findings:
 
 
 def finding_of(verdict: Verdict, name: str = "") -> Finding:
-    """Return a verdict as a finding."""
     advice = f"{verdict.next_step} See docs/operators.md#{verdict.rule.runbook}." if verdict.is_wrong else ""
     return Finding(name or verdict.rule.name, STATUSES[verdict.level], verdict.sentence, advice)
 
@@ -87,7 +86,6 @@ def quoted_names(names: Iterable[str]) -> str:
 
 
 def shell_quoted(name: str) -> str:
-    """Return a broker's name quoted for a shell command."""
     return shlex.quote(readable(name))
 
 

@@ -71,7 +71,6 @@ def _begin_mail(connection: smtplib.SMTP, sender: str, recipient: str) -> None:
 
 
 def check_message_store() -> Findings:
-    """Check Cassandra, if it is the message store."""
     name = "message store"
     if settings.MESSAGE_STORE != "cassandra":
         return
@@ -107,7 +106,6 @@ def check_message_store() -> Findings:
 
 
 def check_single_sign_on() -> Findings:
-    """Check the OpenID Connect provider."""
     if not settings.OIDC_ISSUER:
         return
     try:

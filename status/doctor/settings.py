@@ -15,14 +15,8 @@ from core.certificates import store_error
 from status import counters, facts, rules
 from status.doctor.findings import Finding, Findings, Status, findings_of
 
-ON_THIS_MACHINE = "this machine"
-
-
-# Settings and this machine
-
 
 def check_settings() -> Findings:
-    """Report what the system checks find."""
     messages = [message for message in run_checks() if str(message.id).startswith("guardian.")]
     for message in messages:
         status = Status.PROBLEM if message.level >= ERROR else Status.WARNING
@@ -81,7 +75,6 @@ def _base_url() -> Findings:
 
 
 def _is_allowed(host: str) -> bool:
-    """Return whether Django accepts requests for this host."""
     return validate_host(host, settings.ALLOWED_HOSTS) or (settings.DEBUG and not settings.ALLOWED_HOSTS)
 
 

@@ -403,7 +403,7 @@ def test_preferences_and_channels_are_recorded_without_urls(alice):
         alice, "chat", "https://hooks.slack.com/services/T00000000/B00000000/s3cretmarker"
     )
     channels.record_result(channel, "it answered 500")
-    channels.delete_channel(channel)
+    channel.delete()
     assert [(event, thing) for _, event, thing, _ in trail()] == [
         ("changed", "alice@example.org"),
         ("created", "chat"),

@@ -366,7 +366,7 @@ def test_a_malformed_answer_during_the_callback_is_503(client, running, proxied_
 def test_a_provider_that_sends_a_byte_at_a_time_occupies_two_threads_until_the_deadline(settings, monkeypatch):
     monkeypatch.setattr(bounded_requests, "SECONDS", 2)
     with Webhook(None) as slow:
-        slow.slowly = trickle()
+        slow.slowly = trickle
         use(settings, f"http://localhost:{slow.port}")
         began = time.monotonic()
         clients = [Client() for _ in range(8)]

@@ -51,7 +51,7 @@ def token(agents, alice):
 @pytest.fixture
 def waldur():
     """Give a stand-in for a Waldur, which records requests."""
-    with Recorder(answer=b"[]") as recorder:
+    with Recorder(b"[]") as recorder:
         yield recorder
 
 
@@ -59,7 +59,7 @@ def waldur():
 def proxy(agents, live_server, waldur, token, tmp_path):
     tokens = f'"Token {token.key}" "{WALDUR_TOKEN}";\n'
     with recipe(tmp_path, urlsplit(live_server.url).netloc, waldur.port, tokens) as nginx:
-        waldur.asked.clear()
+        waldur.received.clear()
         yield nginx
 
 
@@ -76,18 +76,18 @@ def test_registration_reaches_guardian_and_nothing_of_it_the_waldur(proxy, waldu
     assert AgentIdentity.objects.get().services.get().name == "orders"
     assert queue.queue_name in agents.queues(queue.vhost)
     assert publishing.publish(offering, "order", {}).delivered == 1
-    assert waldur.asked == []
+    assert waldur.received == []
 
 
 @pytest.mark.parametrize("path", ["/api/version/", "/api/users/me/?field=uuid", "/api/marketplace-orders/a%2Fb/", "/"])
 def test_everything_else_reaches_the_waldur_with_its_own_token(proxy, waldur, token, path):
     headers = {"Authorization": f"Token {token.key}"}
     assert httpx.get(f"{proxy.url}{path}", headers=headers, trust_env=False).status_code == 200
-    [asked] = waldur.asked
+    [asked] = waldur.received
     assert (asked.path, asked.headers["Authorization"]) == (path, WALDUR_TOKEN)
     assert asked.headers["Host"] == "waldur.example.org"
 
 
 def test_an_unknown_token_reaches_the_waldur_unchanged(proxy, waldur):
     httpx.get(f"{proxy.url}/api/version/", headers={"Authorization": "Token another"}, trust_env=False)
-    assert waldur.asked[-1].headers["Authorization"] == "Token another"
+    assert waldur.received[-1].headers["Authorization"] == "Token another"

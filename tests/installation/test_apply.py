@@ -1,5 +1,6 @@
 """Files that are applied to a real broker and database, and exported again."""
 
+import itertools
 import re
 import stat
 import subprocess
@@ -17,9 +18,9 @@ from django.utils import timezone
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pulse_users.creation import create_pulse_user
 from agents.models import Offering
-from core.leases import LeaseLost, lease
+from core.leases import HeldLease, LeaseLost, lease
 from core.models import Removal
-from installation import consequences, present, reading
+from installation import applying, consequences, present, reading
 from installation.applying import Applier
 from installation.management.commands import apply as command
 from installation.models import Created
@@ -393,6 +394,18 @@ def test_after_the_lease_expired_nothing_more_is_done(db):
     assert not Owner.objects.exists()
 
 
+def test_a_change_that_takes_longer_than_the_lease_does_not_lose_it(transactional_db, monkeypatch):
+    monkeypatch.setattr(applying, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(Applier, "_carry_out", lambda *_: time.sleep(1.5))
+    wanted = reading.read(b"version: 1\napplications: [a]")
+    held = HeldLease("apply", 0.9)
+    assert held.take()
+    assert list(
+        Applier("a file", consequences.Effect([])).carry_out(make_plan(wanted, present.read(wanted)), held)
+    ) == [None]
+    held.renew()
+
+
 def test_a_file_of_an_import_does_what_the_import_would_do(apply, name, alice, management, tmp_path):
     management.put_user(name, "a password")
     (tmp_path / "owners.csv").write_text(f"username,owners\n{name},alice@example.org\n")
@@ -448,23 +461,51 @@ def test_the_statements_of_a_plan_do_not_grow_with_the_file(guarded):
     assert plan_for(7, guarded) == few
 
 
+def killed_at_each_effect(prepare, do):
+    """Prepare, and have ``do`` killed after one more effect each time, until it ends. Yield after each, and resume."""
+    for number in itertools.count(1):
+        prepare()
+        death = killed_after(number, do)
+        let_time_pass()
+        code, output = do()
+        assert code == 0, (death.effects, output)
+        yield death.effects
+        if not death.killed:
+            assert number > 10
+            return
+
+
 @pytest.mark.slow
-def test_apply_is_resumed_after_a_kill_at_each_of_its_effects(apply, export, management, name):
-    assert apply(EVERYTHING)[0] == 0
-    expected, number = export(), 0
-    while True:
+def test_apply_is_resumed_after_a_kill_at_each_of_its_effects(apply, export, management):
+    def prepare():
         empty_installation(management)
         Notification.objects.all().delete()
-        number += 1
-        death = killed_after(number, partial(apply, EVERYTHING))
-        let_time_pass()
-        assert apply(EVERYTHING)[0] == 0, death.effects
-        assert export() == expected, death.effects
-        assert Created.objects.count() == 8, death.effects
-        if not death.killed:
-            break
-    assert number > 10
+
+    assert apply(EVERYTHING)[0] == 0
+    expected = export()
+    for effects in killed_at_each_effect(prepare, partial(apply, EVERYTHING)):
+        assert export() == expected, effects
+        assert Created.objects.count() == 8, effects
     assert not Removal.objects.exists()
+
+
+@pytest.mark.slow
+def test_a_prune_is_resumed_after_a_kill_at_each_of_its_effects(apply, export, management):
+    def prepare():
+        empty_installation(management)
+        assert apply(EVERYTHING)[0] == 0
+
+    def prune():
+        finish_removals()  # as Guardian does within minutes
+        code, output = apply(ops, "--prune")
+        return apply(ops, "--prune", "--yes", digest_in(output)) if code == 2 else (code, output)
+
+    ops = "owners: {ops@example.org: {operator: true}}"
+    for effects in killed_at_each_effect(prepare, prune):
+        finish_removals()
+        left = yaml.safe_load(export())
+        assert left == {"version": 1, "owners": {"ops@example.org": {"access": True, "operator": True}}}, effects
+        assert not Removal.objects.exists(), effects
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ AFTER_THE_VERSION = [
     ("owners: &all {}\npulse_users: *all", "3:1: Aliases (*name) are not supported"),
     ("applications: [!!python/name:os.system x]", "2:16: 'x' can't be read"),
     ("pulse_users: {ci: {max_length: many}}", "2:32: This is a text; write a whole number or null"),
+    ("pulse_users: {ci: {max_length: 9000.0}}", "2:32: This is a number; write a whole number or null"),
+    ("pulse_users: {ci: {max_length: 190:00}}", "2:32: This is a text; write a whole number or null"),
     ("pulse_users: {ci: {max_length: 0}}", "2:32: 0 is too small; the minimum is 1"),
     ("pulse_users: {ci: {hold_off_minutes: 61}}", "2:38: 61 is too large; the maximum is 60"),
     ("pulse_users: {ci: {owners: []}}", "2:28: This list has 0 entries; it can have at least 1"),

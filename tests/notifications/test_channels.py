@@ -441,7 +441,7 @@ def short_timeouts(monkeypatch):
 
 @pytest.mark.parametrize("how", ["silent", "trickling"])
 def test_a_service_that_does_not_respond_in_time_is_abandoned(channel, webhook, short_timeouts, how):
-    webhook.slowly = trickle() if how == "trickling" else lambda write: time.sleep(20)
+    webhook.slowly = trickle if how == "trickling" else lambda write: time.sleep(20)
     began = time.monotonic()
     assert "answer came within" in failure(channel)
     assert time.monotonic() - began < 6  # the server would take 20

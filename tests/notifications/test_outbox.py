@@ -552,7 +552,7 @@ def test_a_channel_is_tried_once_per_run_after_a_failure(pulse_user, alice, room
 
 def test_notifications_to_a_removed_channel_are_given_up(pulse_user, room, webhook, mailbox, caplog):
     notify_owners(pulse_user, "warning")
-    channels.delete_channel(room)
+    room.delete()
     delivery = send_due()
     assert (delivery.sent, delivery.failed) == (2, 0)
     row = Notification.objects.get(channel=room.uuid.hex)

@@ -14,7 +14,7 @@ EXCHANGE = "exchange/alice/jobs"
 
 
 def bound(queue, exchange, key):
-    return Binding(exchange, "/", queue, "queue", key, {}, key)
+    return Binding(exchange, "/", queue, "queue", key, {})
 
 
 def here(source, name=DEAD, bindings=(), upstream=()):
@@ -104,7 +104,7 @@ def test_a_message_stays_if_its_death_cannot_be_true(queue, source):
 
 def test_a_dead_letter_exchange_may_lead_here_through_another_exchange():
     source = Source("exchange/alice/dlx", None, [])
-    upstream = [Binding("exchange/alice/dlx", "/", "exchange/alice/all", "exchange", "#", {}, "")]
+    upstream = [Binding("exchange/alice/dlx", "/", "exchange/alice/all", "exchange", "#", {})]
     found = origin(x_death(), here(source, bindings=[bound(DEAD, "exchange/alice/all", "#")], upstream=upstream))
     assert (found.routing_key, found.why_not) == (JOBS, "")
 

@@ -14,7 +14,7 @@ from rabbit.entities import Binding
 
 def binding(source, destination, key="", to_queue=False, **arguments):
     arguments = {name.replace("_", "-"): value for name, value in arguments.items()}
-    return Binding(source, "/", destination, "queue" if to_queue else "exchange", key, arguments, key)
+    return Binding(source, "/", destination, "queue" if to_queue else "exchange", key, arguments)
 
 
 def upstream_of(bindings, graph, most=feeding.MAX_EXCHANGES):

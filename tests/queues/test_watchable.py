@@ -10,7 +10,7 @@ def exchange(name, kind="topic", **arguments):
 
 
 def bound(source, destination, kind="exchange"):
-    return Binding(source, "/", destination, kind, "#", {}, "#")
+    return Binding(source, "/", destination, kind, "#", {})
 
 
 def policy(definition, apply_to="all", pattern="^b$"):

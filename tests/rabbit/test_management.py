@@ -95,13 +95,6 @@ def test_a_503_without_alarms_is_an_outage(proxied, proxy, body):
         proxied.alarms()
 
 
-def test_tags_separated_by_commas_are_split(proxied, proxy):
-    proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": "administrator, monitoring"}'))
-    assert proxied.whoami().tags == {"administrator", "monitoring"}
-    proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": ""}'))
-    assert proxied.whoami().tags == frozenset()
-
-
 def test_a_vhost_is_created_once_listed_and_deleted(management):
     name = f"a/b%é {secrets.token_hex(8)}"
     try:
@@ -150,8 +143,6 @@ def test_a_dot_segment_as_a_name_is_not_sent(proxied, proxy, management, vhost, 
 def test_a_name_with_a_line_break_is_refused(management, vhost, name):
     with pytest.raises(Refused, match="line break"):
         management.declare_queue(vhost, name)
-    with pytest.raises(Refused, match="line break"):
-        management.declare_exchange(vhost, name)
     assert queue_names(management, vhost) == set()
 
 
@@ -177,40 +168,27 @@ def test_missing_objects_raise_not_on_broker(management, vhost):
         lambda: management.list_queues(nowhere, TOTALS),
         lambda: management.bindings(nowhere),
         lambda: management.exchanges(nowhere),
-        lambda: management.declare_exchange(nowhere, "e"),
-        lambda: management.bind_queue(vhost, "amq.topic", "none", "#"),
-        lambda: management.bind_queue(vhost, "none", "none", "#"),
         lambda: management.user(nobody),
         lambda: management.delete_user(nobody),
         lambda: management.permissions_of(nobody),
         lambda: management.set_permissions(vhost, nobody, NO_ACCESS),
-        lambda: management.delete_permissions(vhost, nobody),
     ):
         with pytest.raises(NotOnBroker):
             ask()
 
 
-@pytest.mark.parametrize("name", ["é", "zoé \N{SNOWMAN}"])
-def test_a_refusal_about_a_name_outside_ascii_is_not_an_outage(management, vhost, name):
-    # RabbitMQ 4 can't send a reason with these names, and answers with an empty 500.
-    management.declare_queue(vhost, name, {"x-queue-type": "classic"})
-    with pytest.raises(InequivalentArguments) as refusal:
-        management.declare_queue(vhost, name, {"x-message-ttl": 5})
-    assert (refusal.value.argument, refusal.value.found) == ("x-message-ttl", None)
-    with pytest.raises(InequivalentArguments) as refusal:
-        management.declare_queue(vhost, name, auto_delete=True)
-    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("auto_delete", "false", "true")
-
-
-def test_an_argument_outside_ascii_is_found_to_be_inequivalent(management, vhost):
+@pytest.mark.parametrize("name", ["a", "it's", "é", "zoé \N{SNOWMAN}"])
+def test_a_queue_with_another_declaration_is_no_outage(management, vhost, name):
+    # RabbitMQ 4 can't send a reason that is not ASCII, and answers with an empty 500.
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "\N{SNOWMAN}"}
-    management.declare_queue(vhost, "q", arguments)
-    with pytest.raises(InequivalentArguments) as refusal:
-        management.declare_queue(vhost, "q", {**arguments, "x-dead-letter-routing-key": "a"})
-    difference = refusal.value
-    assert (difference.argument, difference.found, difference.wanted) == (
-        "x-dead-letter-routing-key", "\N{SNOWMAN}", "a",
-    )  # fmt: skip
+    management.declare_queue(vhost, name, arguments)
+    for other in (
+        {"arguments": {}},
+        {"arguments": arguments | {"x-dead-letter-routing-key": "a"}},
+        {"auto_delete": True},
+    ):
+        with pytest.raises(InequivalentArguments):
+            management.declare_queue(vhost, name, **{"arguments": arguments, **other})
 
 
 def test_an_empty_500_to_every_request_is_an_outage(proxied, proxy):
@@ -219,39 +197,20 @@ def test_an_empty_500_to_every_request_is_an_outage(proxied, proxy):
         proxied.declare_queue("/", "é")
 
 
-def test_an_exchange_is_created_once_listed_and_deleted(management, vhost):
-    assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is True
-    assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is False
+def test_exchanges_are_listed_with_those_of_the_broker(management, vhost):
+    management.declare_exchange(vhost, "exchange/a/é", "fanout")
     exchanges = management.exchanges(vhost)
-    assert Exchange("exchange/a/é", vhost, "fanout", False, False, False) in exchanges
+    assert Exchange("exchange/a/é", vhost, "fanout", True, False, False) in exchanges
     assert {"", "amq.topic"} < {exchange.name for exchange in exchanges}
-    management.delete_exchange(vhost, "exchange/a/é")
-    assert "exchange/a/é" not in {exchange.name for exchange in management.exchanges(vhost)}
 
 
-def test_declaring_an_exchange_of_another_type_is_inequivalent(management, vhost):
-    management.declare_exchange(vhost, "e", "topic")
-    with pytest.raises(InequivalentArguments) as refusal:
-        management.declare_exchange(vhost, "e", "direct")
-    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("type", "topic", "direct")
-
-
-def test_a_binding_is_listed_for_its_vhost_queue_and_exchange(management, vhost):
+def test_a_binding_is_listed_for_its_vhost_and_queue(management, vhost):
     management.declare_queue(vhost, "a/q")
     management.declare_exchange(vhost, "e/1")
-    for _ in range(2):
-        management.bind_queue(vhost, "e/1", "a/q", "key.#/é", {"x": 1})
-    [bound] = management.exchange_bindings(vhost, "e/1")
-    assert bound[:5] == ("e/1", vhost, "a/q", "queue", "key.#/é")
-    assert bound.arguments == {"x": 1}
+    management.bind_queue(vhost, "e/1", "a/q", "key.#/é", {"x": 1})
+    bound = ("e/1", vhost, "a/q", "queue", "key.#/é", {"x": 1})
     assert bound in management.queue_bindings(vhost, "a/q")
     assert bound in management.bindings(vhost)
-
-
-def test_the_bindings_of_the_default_exchange_are_listed(management, vhost):
-    management.declare_queue(vhost, "q")
-    [bound] = management.exchange_bindings(vhost, "")
-    assert (bound.source, bound.destination, bound.routing_key) == ("", "q", "q")
 
 
 @pytest.mark.parametrize("strange", ["a.b-c", "a/b", "é%2F", "new\nline", "'\"<"])
@@ -297,11 +256,6 @@ def test_permissions_are_set_read_and_deleted(management, vhost, user):
     assert management.permissions_of(user) == {vhost: ("^$", "^$", r"^queue/a\.b/é")}
     management.delete_permissions(vhost, user)
     assert management.permissions_of(user) == {}
-
-
-def test_an_invalid_pattern_is_refused(management, vhost, user):
-    with pytest.raises(Refused, match="invalid_regexp"):
-        management.set_permissions(vhost, user, NO_ACCESS._replace(read="("))
 
 
 def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, management, vhost, user):
@@ -362,14 +316,6 @@ def test_a_half_open_connection_is_left_out(proxied, proxy):
         proxied.clients(None)
 
 
-def test_a_user_without_tags_is_refused(broker, user):
-    address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
-    with client(f"http://{user}:a%20password@{address}") as theirs, pytest.raises(Refused) as refusal:
-        theirs.overview()
-    assert refusal.value.status == 401
-    assert "permissions" in str(refusal.value)
-
-
 def test_a_timeout_is_not_retried(proxied, proxy):
     proxy.delay(5)
     began = time.monotonic()
@@ -399,27 +345,11 @@ def test_an_answer_that_never_ends_is_a_timeout(proxied, proxy, begins, goes_on)
     assert proxy.requests == 1
 
 
-def test_idle_connections_are_closed_after_a_burst(broker, proxy, monkeypatch):
-    monkeypatch.setattr(http, "IDLE_SECONDS", 0.5)
-    proxy.delay(0.2)
-    with client(proxy.url(broker.management_url)) as proxied:
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda _: proxied.whoami(), range(8)))
-        burst = proxy.connections
-        assert burst > 3
-        proxy.forward()
-        for _ in range(4):
-            proxied.whoami()
-            time.sleep(0.2)
-        assert proxy.connections == burst  # the same connection is reused
-        wait_until(lambda: len(proxy._open) == 2)  # the two ends of that one connection
-
-
-def test_a_response_over_max_bytes_is_malformed(broker, proxy):
+def test_a_response_over_the_limit_is_malformed(proxied, proxy, monkeypatch):
+    monkeypatch.setattr(http, "MAX_BYTES", 1_000_000)
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     proxy.answer_slowly(itertools.chain([head], itertools.repeat(b"2710\r\n" + b"x" * 10_000 + b"\r\n")), pause=0)
-    small = client(proxy.url(broker.management_url), max_bytes=1_000_000)
-    with small as proxied, pytest.raises(MalformedResponse, match="more than 1000000 bytes"):
+    with pytest.raises(MalformedResponse, match="more than 1000000 bytes"):
         proxied.list_queues(None, TOTALS)
 
 
@@ -431,22 +361,9 @@ def test_a_dropped_connection_is_reopened_once(proxied, proxy, vhost, reset):
     proxy.close_next(1, reset=reset)
     assert proxied.declare_queue(vhost, "q") is True
     proxy.close_next(1, reset=reset)
-    proxied.bind_queue(vhost, "amq.topic", "q", "#")
-    assert [binding.destination for binding in proxied.exchange_bindings(vhost, "amq.topic")] == ["q"]
-    proxy.close_next(1, reset=reset)
     proxied.delete_vhost(vhost)
     assert vhost not in {there.name for there in proxied.vhosts()}
     proxied.create_vhost(vhost)
-
-
-def test_a_connection_dropped_twice_is_an_outage(proxied, proxy):
-    proxy.close_next(2)
-    with pytest.raises(BrokerUnavailable, match="cut") as outage:
-        proxied.whoami()
-    assert not outage.value.timed_out
-    assert not outage.value.never_reached
-    assert proxy.requests == 2
-    assert proxied.whoami().name
 
 
 def test_a_request_on_a_dropped_connection_may_have_reached_the_broker(proxied, proxy):
@@ -495,27 +412,18 @@ def test_a_404_to_a_retried_deletion_counts_as_deleted(proxied, proxy, managemen
         proxied.delete_user(name)
 
 
-@pytest.mark.parametrize(
-    "body", [b"", HTML, b"null", b'{"error": "x"}', b'"text"', b"[1]", b'[{"name": "a"}]', b'[{"name":1,"vhost":"/"}]']
-)
-def test_a_queue_list_of_another_shape_is_malformed(proxied, proxy, body):
-    proxy.answer(http_answer("200 OK", body))
-    with pytest.raises(MalformedResponse, match="GET /api/queues"):
-        proxied.list_queues(None, TOTALS)
-
-
 def test_every_response_of_another_shape_is_malformed(proxied, proxy):
     asks = [
         proxied.overview,
         proxied.whoami,
         proxied.vhosts,
+        lambda: proxied.list_queues(None, TOTALS),
         proxied.users,
         proxied.nodes,
         proxied.alarms,
         lambda: proxied.queue("/", "q"),
         lambda: proxied.bindings("/"),
         lambda: proxied.queue_bindings("/", "q"),
-        lambda: proxied.exchange_bindings("/", "e"),
         lambda: proxied.exchanges("/"),
         lambda: proxied.user("u"),
         lambda: proxied.permissions_of("u"),
@@ -524,7 +432,6 @@ def test_every_response_of_another_shape_is_malformed(proxied, proxy):
         lambda: proxied.declare_queue("/", "q"),
         lambda: proxied.delete_user("u"),
         lambda: proxied.put_user("u", None),
-        lambda: proxied.bind_queue("/", "e", "q", ""),
     ]
     for body, ask in itertools.product([HTML, b"7", b'[{"a": 1}]', b'{"a": 1}'], asks):
         proxy.answer(http_answer("200 OK", body))

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import core.broker
+from rabbit import publishing
 from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, Refused
 from rabbit.management import Management
@@ -38,10 +39,24 @@ def hung(node, vhosts):
 
 
 @pytest.fixture
-def publisher(broker):
-    made = Publisher(broker.amqp_url)
-    yield made
-    made.close()
+def publisher_at(monkeypatch):
+    """Return a function that returns a publisher with these limits, which is closed afterwards."""
+    made = []
+
+    def make(url, **limits):
+        for name, value in limits.items():
+            monkeypatch.setattr(publishing, name, value)
+        made.append(Publisher(url))
+        return made[-1]
+
+    yield make
+    for publisher in made:
+        publisher.close()
+
+
+@pytest.fixture
+def publisher(broker, publisher_at):
+    return publisher_at(broker.amqp_url)
 
 
 @pytest.fixture
@@ -128,9 +143,11 @@ def test_a_missing_queue_is_gone_and_the_others_get_the_message(publisher, manag
     assert publisher.publish([(here, "a")], message()) == {(here, "a"): Result.DELIVERED}
 
 
-def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(rabbitmq_user, management, vhosts, caplog):
+def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(
+    rabbitmq_user, management, vhosts, caplog, publisher_at
+):
     name, url = rabbitmq_user
-    publisher = Publisher(url)
+    publisher = publisher_at(url)
     gone = f"test-{uuid.uuid4().hex[:12]}"
     management.delete_permissions(vhosts[0], name)
     management.set_permissions(vhosts[1], name, NO_ACCESS)
@@ -141,7 +158,6 @@ def test_a_missing_or_forbidden_vhost_is_gone_and_the_others_get_the_message(rab
     for vhost in (gone, *vhosts[:2]):
         assert f"Guardian can't publish in the vhost {vhost}" in caplog.text
     assert "sekret-word" not in caplog.text
-    publisher.close()
 
 
 def test_the_queues_of_a_full_vhost_are_unreachable_and_the_others_get_the_message(publisher, management, vhosts):
@@ -157,33 +173,33 @@ def test_large_returned_messages_do_not_block_the_others(publisher, management, 
     assert list(results.values()) == [Result.GONE] * 20 + [Result.DELIVERED]
 
 
-def test_the_least_recently_used_connection_is_closed(rabbitmq_user, management, vhosts):
+def test_the_least_recently_used_connection_is_closed(rabbitmq_user, management, vhosts, publisher_at):
     name, url = rabbitmq_user
-    publisher = Publisher(url, max_connections=2)
+    publisher = publisher_at(url, MAX_CONNECTIONS=2)
     a, b, c = vhosts[:3]
     for vhost in (a, b, a, c):
         assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
         assert publisher.connections == len(management.connections_of(name)) <= 2
     assert sorted(connection.vhost for connection in management.connections_of(name)) == sorted([a, c])
-    publisher.close()
 
 
-def test_idle_connections_are_closed_without_further_publishing(rabbitmq_user, management, vhosts):
+def test_idle_connections_are_closed_without_further_publishing(rabbitmq_user, management, vhosts, publisher_at):
     name, url = rabbitmq_user
-    publisher = Publisher(url, idle_seconds=0.3)
+    publisher = publisher_at(url, IDLE_SECONDS=0.3)
     publisher.publish([(vhost, "a") for vhost in vhosts], message())
     assert publisher.connections == 6
     wait_until_equal(lambda: publisher.connections, 0)
     wait_until(lambda: not management.connections_of(name))
     publisher.publish([(vhosts[0], "a")], message())
     assert publisher.connections == 1
-    publisher.close()
 
 
 @pytest.mark.parametrize("max_connections", [1, 3])
-def test_eight_threads_publish_once_within_the_connection_limit(rabbitmq_user, management, vhosts, max_connections):
+def test_eight_threads_publish_once_within_the_connection_limit(
+    rabbitmq_user, management, vhosts, max_connections, publisher_at
+):
     name, url = rabbitmq_user
-    publisher = Publisher(url, max_connections=max_connections)
+    publisher = publisher_at(url, MAX_CONNECTIONS=max_connections)
     open_ = []
 
     def publish(number):
@@ -196,11 +212,10 @@ def test_eight_threads_publish_once_within_the_connection_limit(rabbitmq_user, m
     assert max(open_) <= max_connections
     assert len(management.connections_of(name)) <= max_connections
     assert [queue_lengths(management, vhost)["a"] for vhost in vhosts[:3]] == [40, 40, 80]
-    publisher.close()
 
 
-def test_waiting_for_a_busy_connection_times_out(broker, vhosts):
-    publisher = Publisher(broker.amqp_url, max_connections=1, seconds=0.5)
+def test_waiting_for_a_busy_connection_times_out(broker, vhosts, publisher_at):
+    publisher = publisher_at(broker.amqp_url, MAX_CONNECTIONS=1, CALL_SECONDS=0.5)
     busy = publisher._acquire(vhosts[0], time.monotonic() + 5)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="are busy") as raised:
@@ -211,12 +226,11 @@ def test_waiting_for_a_busy_connection_times_out(broker, vhosts):
     wait_until(lambda: publisher._waiting)
     publisher._release(busy, True)
     assert waiting.result() == {(vhosts[1], "a"): Result.DELIVERED}
-    publisher.close()
 
 
-def test_a_call_to_one_vhost_is_not_delayed_by_a_call_to_many(broker, vhosts):
+def test_a_call_to_one_vhost_is_not_delayed_by_a_call_to_many(broker, vhosts, publisher_at):
     with Proxy.before(broker.amqp_url) as proxy, ThreadPoolExecutor(1) as thread:
-        publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1)
+        publisher = publisher_at(proxy.url(broker.amqp_url), MAX_CONNECTIONS=1)
         proxy.delay(0.03)
         many = thread.submit(publisher.publish, [(vhost, "a") for vhost in vhosts[1:]], message())
         wait_until_equal(lambda: publisher.connections, 1)
@@ -224,13 +238,12 @@ def test_a_call_to_one_vhost_is_not_delayed_by_a_call_to_many(broker, vhosts):
         assert results == {(vhosts[0], "a"): Result.DELIVERED}
         assert not many.done()
         assert set(many.result().values()) == {Result.DELIVERED}
-        publisher.close()
 
 
-def test_repeated_calls_that_time_out_reach_every_vhost(broker, management, vhosts):
+def test_repeated_calls_that_time_out_reach_every_vhost(broker, management, vhosts, publisher_at):
     queues, sent = [(vhost, "a") for vhost in vhosts[:4]], message()
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)
+        publisher = publisher_at(proxy.url(broker.amqp_url), MAX_CONNECTIONS=1, CALL_SECONDS=0.6)
         proxy.delay(0.04)
         reached = set()
         for _ in range(60):
@@ -245,10 +258,10 @@ def test_repeated_calls_that_time_out_reach_every_vhost(broker, management, vhos
     assert all(queue_lengths(management, vhost)["a"] for vhost, _ in queues)
 
 
-def test_a_timeout_before_sending_means_not_published(broker):
+def test_a_timeout_before_sending_means_not_published(broker, publisher_at):
     gone = [(f"test-{uuid.uuid4().hex[:12]}", "a") for _ in range(40)]
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)
+        publisher = publisher_at(proxy.url(broker.amqp_url), MAX_CONNECTIONS=1, CALL_SECONDS=0.6)
         proxy.delay(0.04)
         with pytest.raises(NotPublished) as raised:
             publisher.publish(gone, message())
@@ -280,9 +293,9 @@ def test_a_forked_process_has_its_own_connections(broker, management, vhost, set
     ours.close()
 
 
-def test_a_connection_is_reused_and_replaced_once_it_is_closed(rabbitmq_user, management, vhosts):
+def test_a_connection_is_reused_and_replaced_once_it_is_closed(rabbitmq_user, management, vhosts, publisher_at):
     name, url = rabbitmq_user
-    publisher = Publisher(url)
+    publisher = publisher_at(url)
     for number in range(5):
         if number == 3:
             management.close_connections_of(name, "for the test")
@@ -294,10 +307,10 @@ def test_a_connection_is_reused_and_replaced_once_it_is_closed(rabbitmq_user, ma
     wait_until(lambda: not management.connections_of(name))
 
 
-def test_a_connection_cut_before_the_confirmation_leaves_the_outcome_unknown(broker, management, vhost):
+def test_a_connection_cut_before_the_confirmation_leaves_the_outcome_unknown(broker, management, vhost, publisher_at):
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url))
+        publisher = publisher_at(proxy.url(broker.amqp_url))
         publisher.publish([(vhost, "a")], message())
         proxy.cut_after(1)
         sent = message()
@@ -313,10 +326,10 @@ def test_a_connection_cut_before_the_confirmation_leaves_the_outcome_unknown(bro
     assert queue_lengths(management, vhost) == {"a": 3}
 
 
-def test_a_timeout_after_sending_leaves_the_outcome_unknown(broker, management, vhost):
+def test_a_timeout_after_sending_leaves_the_outcome_unknown(broker, management, vhost, publisher_at):
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), seconds=0.5)
+        publisher = publisher_at(proxy.url(broker.amqp_url), CALL_SECONDS=0.5)
         publisher.publish([(vhost, "a")], message())
         proxy.delay(3)
         began = time.monotonic()
@@ -330,10 +343,10 @@ def test_a_timeout_after_sending_leaves_the_outcome_unknown(broker, management, 
         assert time.monotonic() - began < 3.5
 
 
-def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown(broker, management, vhost):
+def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown(broker, management, vhost, publisher_at):
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
+        publisher = publisher_at(proxy.url(broker.amqp_url), CALL_SECONDS=1)
         publisher.publish([(vhost, "a")], message())
         proxy.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
         with pytest.raises(OutcomeUnknown):
@@ -344,18 +357,17 @@ def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown(broker, managemen
         assert publisher.connections == 0
         proxy.forward()
         assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
-        publisher.close()
 
 
-def test_closed_connections_leave_no_file_open(broker, management, vhost):
+def test_closed_connections_leave_no_file_open(broker, management, vhost, publisher_at):
     def files():
         gc.collect()
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
-        nowhere = Publisher("amqp://a:b@127.0.0.1:1")
+        publisher = publisher_at(proxy.url(broker.amqp_url), CALL_SECONDS=1)
+        nowhere = publisher_at("amqp://a:b@127.0.0.1:1")
 
         def once():
             publisher.publish([(vhost, "a")], message())
@@ -374,8 +386,8 @@ def test_closed_connections_leave_no_file_open(broker, management, vhost):
         assert files() <= before + 4  # the proxy may still be closing its last ones
 
 
-def test_a_refused_connection_never_reached_the_broker():
-    publisher = Publisher("amqp://someone:sekret-word@127.0.0.1:1")
+def test_a_refused_connection_never_reached_the_broker(publisher_at):
+    publisher = publisher_at("amqp://someone:sekret-word@127.0.0.1:1")
     with pytest.raises(BrokerUnavailable, match="Connection refused") as raised:
         publisher.publish([("/", "a")], message())
     assert raised.value.never_reached
@@ -384,8 +396,8 @@ def test_a_refused_connection_never_reached_the_broker():
     assert publisher.connections == 0
 
 
-def test_a_wrong_password_is_refused_without_showing_it(broker, caplog):
-    publisher = Publisher(f"amqp://guardian:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}")
+def test_a_wrong_password_is_refused_without_showing_it(broker, caplog, publisher_at):
+    publisher = publisher_at(f"amqp://guardian:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}")
     with pytest.raises(Refused, match="check the user and the password") as raised:
         publisher.publish([("/", "a"), ("/", "b")], message())
     assert raised.value.status == 403
@@ -405,9 +417,9 @@ def test_an_invalid_url_is_refused_without_the_password(url, settings):
     assert raised.value.never_reached
 
 
-def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_timeout(breakable):
+def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_timeout(breakable, publisher_at):
     management = Management(breakable.management_url)
-    publisher = Publisher(breakable.amqp_url, blocked_seconds=1)
+    publisher = publisher_at(breakable.amqp_url, BLOCKED_SECONDS=1)
     queues = [("/", name) for name in "abc"]
     publisher.publish(queues, message())
     with memory_alarm(breakable):
@@ -422,11 +434,10 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_timeout(breakable)
     found = queue_lengths(management, "/")
     assert found.keys() == {"a", "b", "c"}
     assert all(2 <= length <= 4 for length in found.values()), found
-    publisher.close()
 
 
-def test_closing_pooled_connections_does_not_hang_under_an_alarm(breakable):
-    publisher = Publisher(breakable.amqp_url)
+def test_closing_pooled_connections_does_not_hang_under_an_alarm(breakable, publisher_at):
+    publisher = publisher_at(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
     with memory_alarm(breakable):
         began = time.monotonic()
@@ -435,8 +446,8 @@ def test_closing_pooled_connections_does_not_hang_under_an_alarm(breakable):
         assert publisher.connections == 0
 
 
-def test_a_frozen_broker_times_out_and_works_again_when_resumed(breakable):
-    publisher, idle = Publisher(breakable.amqp_url, seconds=1), Publisher(breakable.amqp_url)
+def test_a_frozen_broker_times_out_and_works_again_when_resumed(breakable, publisher_at):
+    publisher, idle = publisher_at(breakable.amqp_url, CALL_SECONDS=1), publisher_at(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
     idle.publish([("/", "b")], message())
     breakable.suspend()
@@ -455,15 +466,14 @@ def test_a_frozen_broker_times_out_and_works_again_when_resumed(breakable):
     finally:
         breakable.resume()
     assert publisher.publish([("/", "a")], message()) == {("/", "a"): Result.DELIVERED}
-    publisher.close()
 
 
 @pytest.mark.soak
-def test_forty_vhosts_get_a_message_from_a_slow_broker(breakable, owners):
+def test_forty_vhosts_get_a_message_from_a_slow_broker(breakable, owners, publisher_at):
     management = Management(breakable.management_url)
     before = [queue_lengths(management, owner)["a"] for owner in owners]
     with Proxy.before(breakable.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(breakable.amqp_url), seconds=2)
+        publisher = publisher_at(proxy.url(breakable.amqp_url), CALL_SECONDS=2)
         proxy.delay(0.02)
         for _ in range(2):
             began = time.monotonic()
@@ -477,9 +487,11 @@ def test_forty_vhosts_get_a_message_from_a_slow_broker(breakable, owners):
 
 
 @pytest.mark.parametrize(("max_connections", "seconds"), [(32, 1), pytest.param(2, 4, marks=pytest.mark.soak)])
-def test_hanging_queues_in_several_vhosts_do_not_block_other_vhosts(breakable, owners, max_connections, seconds):
+def test_hanging_queues_in_several_vhosts_do_not_block_other_vhosts(
+    breakable, owners, max_connections, seconds, publisher_at
+):
     queues = [(owner, "a") for owner in owners[:12]]
-    publisher = Publisher(breakable.amqp_url, max_connections=max_connections, seconds=seconds)
+    publisher = publisher_at(breakable.amqp_url, MAX_CONNECTIONS=max_connections, CALL_SECONDS=seconds)
     with hung(breakable, owners[:4]):
         for _ in range(3):
             began = time.monotonic()
@@ -489,28 +501,25 @@ def test_hanging_queues_in_several_vhosts_do_not_block_other_vhosts(breakable, o
             assert raised.value.results == dict.fromkeys(queues[4:], Result.DELIVERED)
             assert publisher.connections <= max_connections
     assert publisher.publish(queues, message()) == dict.fromkeys(queues, Result.DELIVERED)
-    publisher.close()
 
 
-def test_a_hanging_queue_does_not_block_other_queues(breakable):
+def test_a_hanging_queue_does_not_block_other_queues(breakable, publisher_at):
     management = Management(breakable.management_url)
     for vhost in ("one", "two"):
         management.create_vhost(vhost)
         management.declare_queue(vhost, "a")
-    publisher = Publisher(breakable.amqp_url, seconds=1)
+    publisher = publisher_at(breakable.amqp_url, CALL_SECONDS=1)
     queues = [("/", "a"), ("/", "b"), ("one", "a"), ("two", "a")]
     with hung(breakable, ["/"]), pytest.raises(OutcomeUnknown, match="1 of 4 queues") as raised:
         publisher.publish(queues, message())
     assert raised.value.results == dict.fromkeys(queues[1:], Result.DELIVERED)
     assert publisher.publish(queues, message()) == dict.fromkeys(queues, Result.DELIVERED)
-    publisher.close()
 
 
-def test_a_stopped_vhost_is_gone_and_the_others_get_the_message(breakable):
+def test_a_stopped_vhost_is_gone_and_the_others_get_the_message(breakable, publisher_at):
     management = Management(breakable.management_url)
     management.create_vhost("down")
     breakable.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"down">>).')
-    publisher = Publisher(breakable.amqp_url)
+    publisher = publisher_at(breakable.amqp_url)
     results = publisher.publish([("down", "a"), ("/", "a")], message())
     assert results == {("down", "a"): Result.GONE, ("/", "a"): Result.DELIVERED}
-    publisher.close()

@@ -90,7 +90,7 @@ FORGED = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "X-Reque
 def received(proxy, upstream):
     """Return the request that reaches this upstream for a request with these headers."""
     httpx.get(f"{proxy.url}/v1/no%2Fsuch//address", headers={**FORGED, "Host": "other.example"}, trust_env=False)
-    return upstream.asked[-1]
+    return upstream.received[-1]
 
 
 def test_the_proxy_passes_on_the_address_and_what_the_proxy_before_it_says():

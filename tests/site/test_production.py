@@ -582,5 +582,5 @@ def test_the_health_check_reports_another_status_than_200():
     with Recorder() as healthy, Recorder(status=400) as refusing:
         assert healthcheck.problem(healthy.port) == ""
         assert "answered 400" in healthcheck.problem(refusing.port)
-    [request] = healthy.asked
+    [request] = healthy.received
     assert (request.path, request.headers["Host"]) == ("/healthz", f"127.0.0.1:{healthy.port}")

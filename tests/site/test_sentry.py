@@ -79,7 +79,7 @@ def test_errors_of_a_view_and_its_task_have_one_id_and_no_secret(environment):
             link = httpx.get(f"{site}/signin/link/{SECRET}/", trust_env=False)  # fails: the database has no tables
             sentry.wait_for(3)
     assert (answer.status_code, link.status_code) == (500, 500)
-    events = [event for asked in sentry.asked for event in events_in(asked)]
+    events = [event for asked in sentry.received for event in events_in(asked)]
     by_text = {event["exception"]["values"][-1]["value"]: event for event in events}
     of_view, of_task = (
         by_text[f"The {who} can't reach amqp://guardian:…@rabbit.example.org:5672/"] for who in ("view", "task")
@@ -92,7 +92,7 @@ def test_errors_of_a_view_and_its_task_have_one_id_and_no_secret(environment):
     (of_link,) = [event for event in events if event not in (of_view, of_task)]
     assert of_link["request"]["url"].endswith("/signin/link/…/")
     assert of_link["tags"]["request_id"] == link.headers["X-Request-ID"]
-    for asked in sentry.asked:
+    for asked in sentry.received:
         assert SECRET not in asked.body.decode()
         assert TOKEN not in asked.body.decode()
         assert b'"vars"' not in asked.body
@@ -118,6 +118,6 @@ def test_a_failed_command_is_reported_with_an_id(environment):
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
         done = run_python(environment, "manage.py", "send_notifications", "--once")
     assert done.returncode == 1
-    (event,) = [event for asked in sentry.asked for event in events_in(asked)]
+    (event,) = [event for asked in sentry.received for event in events_in(asked)]
     assert "no such table" in event["exception"]["values"][-1]["value"]
     assert len(event["tags"]["request_id"]) == 16

@@ -21,7 +21,7 @@ from tests.support.toolbox import wait_until
 from tools.processes import end, spawn
 
 NEW = re.compile(r"[0-9a-f]{16}")
-LISTED = json.dumps({"name": "guardian", "tags": "administrator"}).encode()
+LISTED = json.dumps({"name": "guardian", "tags": ["administrator"]}).encode()
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ urlpatterns = [path("broken/", fail_view), path("api/broken/", fail_view), *urls
 
 
 def test_requests_to_the_broker_have_the_id(settings):
-    with Recorder(answer=LISTED) as recorder:
+    with Recorder(LISTED) as recorder:
         settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:secret@127.0.0.1:{recorder.port}"
         with tracing.use_id("from-a-request"):
             broker.management().whoami()
         broker.management().whoami()
-    first, second = recorder.asked
+    first, second = recorder.received
     assert first.headers["X-Request-ID"] == "from-a-request"
     assert "X-Request-ID" not in second.headers
 
@@ -156,7 +156,7 @@ START_TASK = (
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path):
-    with Recorder(answer=b"[]") as broker:
+    with Recorder(b"[]") as broker:
         environment = {
             **os.environ,
             "DATABASE_URL": database_url(),
@@ -178,12 +178,12 @@ def test_an_id_is_passed_from_a_command_through_a_worker_to_the_broker(tmp_path)
         finally:
             end(worker, timeout=20)
     assert NEW.fullmatch(request_id)
-    assert {asked.headers["X-Request-ID"] for asked in broker.asked} == {request_id}
+    assert {asked.headers["X-Request-ID"] for asked in broker.received} == {request_id}
     lines = [json.loads(line) for line in log_text.splitlines()]
     of_task = [line for line in lines if line.get("request_id") == request_id]
     assert {"guardian.broker", "celery.app.trace", "queues.guard.monitor"} <= {line["logger"] for line in of_task}
     calls = [line for line in of_task if line["logger"] == "guardian.broker"]
-    assert len(calls) == len(broker.asked)
+    assert len(calls) == len(broker.received)
     assert {call["level"] for call in calls} == {"DEBUG"}
     received = [line for line in lines if line["message"].startswith("Task queues.tasks.monitor_queues")]
     assert len(received) == len({line["message"] for line in received}) == 2  # received, and succeeded

@@ -298,22 +298,17 @@ def test_openmetrics_is_sent_to_clients_that_accept_it(client):
 
 
 @pytest.mark.slow
-def test_without_the_database_the_answer_is_503(environment):
+def test_without_the_database_the_answer_is_503():
     program = (
         "from django.test import Client; a = Client().get('/metrics', headers={'Host': 'localhost'}); "
         "print(a.status_code)"
     )
-    answer = manage(environment, program, DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")
+    answer = manage(program, DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")
     assert answer.stdout.split() == ["503"]
     assert "secret-word" not in answer.stderr
 
 
 # Counters of processes
-
-
-@pytest.fixture
-def environment():
-    return dict(os.environ)
 
 
 @pytest.fixture
@@ -341,9 +336,9 @@ count()
 """
 
 
-def manage(environment, code, **changes):
+def manage(code, **changes):
     code = f"import django; django.setup()\n{textwrap.dedent(code)}"
-    answer = run_python({**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings", **changes}, "-c", code)
+    answer = run_python({**os.environ, "DJANGO_SETTINGS_MODULE": "guardian_site.settings", **changes}, "-c", code)
     answer.check_returncode()
     return answer
 
@@ -401,7 +396,7 @@ def test_api_requests_are_counted_by_status_and_pages_are_not(admin):
 
 
 @pytest.mark.slow
-def test_counters_of_ended_and_forked_processes_are_kept(environment):
+def test_counters_of_ended_and_forked_processes_are_kept():
     before = scrape()
     code = """
         import os
@@ -415,9 +410,9 @@ def test_counters_of_ended_and_forked_processes_are_kept(environment):
         os.wait()
         os.kill(os.getpid(), 9) if os.environ.get("KILLED") else None
     """
-    manage(environment, code)
+    manage(code)
     with pytest.raises(subprocess.CalledProcessError):
-        manage(environment, code, KILLED="yes")
+        manage(code, KILLED="yes")
     for _ in range(2):
         after = scrape()
         assert increase(before, after, "guardian_broker_calls_total", method="PUT", outcome="ok") == 4
@@ -426,25 +421,24 @@ def test_counters_of_ended_and_forked_processes_are_kept(environment):
 
 
 @pytest.mark.slow
-def test_only_the_first_process_clears_the_folder(environment, tmp_path):
-    environment["GUARDIAN_VAR_DIR"] = str(tmp_path)
+def test_only_the_first_process_clears_the_folder(tmp_path):
+    environment = {"GUARDIAN_VAR_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "guardian_site.settings"}
     then = "print('counts', flush=True), input(), print(counted())"
-    manage(environment, COUNT)
+    manage(COUNT, **environment)
     process = subprocess.Popen(
         [sys.executable, "-c", f"import django; django.setup()\n{COUNT}{then}"],
-        cwd=ROOT, env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings"},
+        cwd=ROOT, env={**os.environ, **environment},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout.readline() == "counts\n"
-    manage(environment, COUNT)
+    manage(COUNT, **environment)
     assert process.communicate("\n", timeout=30)[0] == "2.0\n"
 
 
 @pytest.mark.slow
-def test_requests_work_without_a_folder_for_counters(environment, tmp_path):
+def test_requests_work_without_a_folder_for_counters(tmp_path):
     (tmp_path / "metrics").write_text("a file where the folder should be")
     answer = manage(
-        environment,
         """
         from django.test import Client
         from status.counters import count_call
@@ -479,7 +473,7 @@ def test_a_damaged_counter_file_or_folder_hides_only_the_counters(own_folder, co
 
 
 @pytest.mark.slow
-def test_while_the_disk_is_full_nothing_is_counted(environment, tmp_path):
+def test_while_the_disk_is_full_nothing_is_counted(tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))\n"
     code = f"""
 {limit.format(4096)}{COUNT}
@@ -488,7 +482,7 @@ print(counted(), list(counters.FOLDER.glob("*.db")))
 count()
 print(counted())
 """
-    answer = manage(environment, code, GUARDIAN_VAR_DIR=str(tmp_path))
+    answer = manage(code, GUARDIAN_VAR_DIR=str(tmp_path))
     assert answer.stdout.splitlines() == ["0 []", "1.0"]
 
 

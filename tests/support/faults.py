@@ -6,13 +6,15 @@ import smtplib
 import threading
 import time
 import traceback
+from collections import defaultdict
 from datetime import timedelta
 from typing import NamedTuple
 
 import amqp
 from django.core.cache import cache
-from django.db import connection, connections
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.utils import timezone
 
 from agents.models import Consumer, SubscriptionQueue
@@ -149,7 +151,7 @@ def _count_effects(last, pipe):
                 time.sleep(CHILD_SECONDS)  # until the signal arrives
 
     send, commit, send_mail = http.PooledClient.send, BaseDatabaseWrapper.commit, smtplib.SMTP.sendmail
-    written = []
+    written = defaultdict(list)  # by connection: each thread has its own
 
     def noting(request):
         real = getattr(amqp.Channel, request)
@@ -181,9 +183,8 @@ def _count_effects(last, pipe):
 
     def commit_and_note(self):
         commit(self)
-        if written:
-            note(f"commit of {written[-1]}")
-            written.clear()
+        if of_this := written.pop(self, []):
+            note(f"commit of {of_this[-1]}")
 
     def send_mail_and_note(self, *arguments, **options):
         refused = send_mail(self, *arguments, **options)
@@ -194,12 +195,17 @@ def _count_effects(last, pipe):
         answer = execute(sql, params, many, context)
         is_write = sql.lstrip().upper().startswith(("INSERT", "UPDATE", "DELETE"))
         if is_write and not any(table in sql for table in EXPIRING_TABLES):
-            written.append(" ".join(sql.split()[:3]))
-            if not connection.in_atomic_block:
-                note(f"{written.pop()}")
+            written[context["connection"]].append(" ".join(sql.split()[:3]))
+            if not context["connection"].in_atomic_block:
+                note(written[context["connection"]].pop())
         return answer
+
+    def count_on(connection, **_):
+        if execute_and_note not in connection.execute_wrappers:  # it may connect again
+            connection.execute_wrappers.append(execute_and_note)
 
     http.PooledClient.send = send_and_note
     BaseDatabaseWrapper.commit = commit_and_note
     smtplib.SMTP.sendmail = send_mail_and_note
-    connection.execute_wrappers.append(execute_and_note)
+    count_on(connections["default"])
+    connection_created.connect(count_on, weak=False)  # for other threads

@@ -23,8 +23,6 @@ PROGRESS_SECONDS = 5
 
 
 class Command(BaseCommand):
-    """Bring the installation to the state that a file describes."""
-
     help = (
         "Compare a file with this installation, print what would change, and change it. Exit codes: 0 done, or nothing "
         "to do; 1 an error; 2 changes are pending; 3 the brake blocks the removal of that much."
@@ -46,7 +44,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Plan, and apply the plan unless something speaks against it."""
         path, folder = options["file"], options["passwords"]
         try:
             content = path.read_bytes()

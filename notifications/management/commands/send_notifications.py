@@ -17,7 +17,6 @@ class Command(BaseCommand):
         parser.add_argument("--once", action="store_true", help="send what is due now and end")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Send once, or every five seconds until SIGTERM or Ctrl-C."""
         stop = stopping.requested_by_signals()
         while True:
             close_old_connections()

@@ -11,13 +11,10 @@ NO_PROBLEMS, PROBLEMS = 0, 1
 
 
 class Command(BaseCommand):
-    """Check everything that Guardian needs."""
-
     help = "Check everything that Guardian needs: settings, database, task queue, broker, mail. Print advice."
     requires_system_checks = []  # doctor reports the system checks' messages itself
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the options."""
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
