@@ -29,7 +29,7 @@ from core.admin import (
     given_confirmation,
 )
 from core.confirmation import ConfirmableChange, ConfirmationRequired
-from core.each import apply_to_each, report_results
+from core.each import apply_to_each, report_attempts
 from queues.actions import effects
 from queues.actions import single as actions
 from queues.archives.outcomes import Removed
@@ -212,10 +212,8 @@ class QueueAdmin(AuditedAdmin):
         Raises:
             ConfirmationRequired: it must be confirmed. Nothing was changed.
         """
-        refused = actions.set_limits_of_all(queues, current_operator(request), limits, given_confirmation(request))
-        succeeded = [str(queue) for queue in queues if queue.pk not in refused]
-        failed = [(str(queue), refused[queue.pk]) for queue in queues if queue.pk in refused]
-        report_results(request, succeeded, done, failed)
+        results = actions.set_limits_of_all(queues, current_operator(request), limits, given_confirmation(request))
+        report_attempts(request, results, done)
 
 
 @admin.register(QueueEvent)

@@ -259,9 +259,7 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         MiB is searched; the download has it.
         """
         archive = self.get_object()
-        query = MessageQuerySerializer(data=request.query_params)
-        query.is_valid(raise_exception=True)
-        asked = query.validated_data
+        asked = read(MessageQuerySerializer, request)
         first, count = asked["first"], asked["count"]
         if last := asked.get("last"):
             first, count = max(1, archive.messages - last + 1), last
