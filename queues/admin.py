@@ -8,7 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
@@ -62,26 +62,6 @@ def _or_unknown(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-class OwnerFilter(admin.SimpleListFilter):
-    """Filter queues by their kind of owner. Operators look after the queues without one."""
-
-    title = "owner"
-    parameter_name = "owned"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the choices."""
-        return [("account", "Pulse user"), ("agents", "owner of agents"), ("nobody", "none")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
-        """Return the queues of the chosen kind."""
-        conditions = {
-            "account": Q(pulse_user__isnull=False),
-            "agents": Q(owner__isnull=False),
-            "nobody": Q(pulse_user=None, owner=None),
-        }
-        return queryset.filter(conditions.get(self.value() or "", Q()))
-
-
 @admin.register(Queue)
 class QueueAdmin(AuditedAdmin):
     """Queues as last listed. An action sets limits of several; a queue's page sets its own."""
@@ -90,7 +70,8 @@ class QueueAdmin(AuditedAdmin):
         "shown_name", "vhost", "state", "length", "deletion_limit", "shown_consumers", "whose", "last_seen",
     ]  # fmt: skip
     list_filter = [
-        "state", "block_reason", "unbounded", OwnerFilter, "registered", "type", "exclusive",
+        "state", "block_reason", "unbounded", ("pulse_user", admin.EmptyFieldListFilter),
+        ("owner", admin.EmptyFieldListFilter), "registered", "type", "exclusive",
         ("max_length", admin.EmptyFieldListFilter), "vhost",
     ]  # fmt: skip
     list_select_related = ["pulse_user", "owner"]

@@ -22,7 +22,6 @@ from core.confirmation import ConfirmableChange
 from core.each import Results
 from core.refusals import Refusal
 from queues.actions import effects, limit_requests
-from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.activity import Consuming, activity_in, consuming_in
@@ -237,7 +236,7 @@ def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner | None, ac
     limit_requests.answer([after for _, after in changed], by)
     origin = {} if by else {"command": audit.command()}
     QueueEvent.objects.bulk_create(
-        _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after, **origin})
+        row.new_event(QueueEvent.Kind.ADJUSTED, actor, before=before, after=after, **origin)
         for (_, row), (_, before, after) in zip(changed, changes, strict=True)
     )
     audit.record_changes(by, changes)
@@ -311,7 +310,7 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     Raises Gone if the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
     """
     with transaction.atomic():
-        event = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
+        event = queue.new_event(kind, _lock_actor(by), length=queue.length)
         event.save()
     try:
         yield
@@ -330,24 +329,12 @@ def _record_deletion(queue: Queue, by: Owner) -> None:
     with transaction.atomic():
         actor = _lock_actor(by)
         row = Queue.objects.select_for_update().get(pk=queue.pk)
-        _new_event(row, QueueEvent.Kind.REMOVED, actor, figures(row.ready, row.unacknowledged)).save()
+        row.new_event(QueueEvent.Kind.REMOVED, actor, length=row.length).save()
         if row.state != Queue.State.GONE:
             Queue.objects.filter(pk=row.pk).update(**GONE_FIELDS, **WITHOUT_COUNTS, last_seen=timezone.now())
         if row.owner_id is not None:
             registered.provider().record_missing([(row.vhost, row.name)])  # the next pass declares it again
     queue.refresh_from_db()
-
-
-def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any]) -> QueueEvent:
-    return QueueEvent(
-        queue=queue,
-        vhost=queue.vhost,
-        queue_name=queue.name,
-        kind=kind,
-        at=timezone.now(),
-        by=by,
-        details=details,
-    )
 
 
 def _lock_actor(by: Owner | None) -> Owner | None:

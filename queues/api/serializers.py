@@ -92,8 +92,10 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     severity = serializers.SerializerMethodField(
         help_text="Critical is what is lost, or will be within half an hour at its present growth."
     )
-    blocked = serializers.SerializerMethodField(
-        help_text="Whether its deletion is blocked until an operator decides, for example while it is over its limit."
+    blocked = serializers.BooleanField(
+        source="is_blocked",
+        read_only=True,
+        help_text="Whether its deletion is blocked until an operator decides, for example while it is over its limit.",
     )
     length = serializers.IntegerField(allow_null=True, help_text="Ready and unacknowledged messages.")
     warn_length = serializers.SerializerMethodField(help_text="The length in messages at which the owners are warned.")
@@ -145,10 +147,6 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         """The conditions of all queues that are shown, read at once."""
         freshness: Freshness = self.context["freshness"]
         return conditions(self._shown, freshness.now)
-
-    def get_blocked(self, queue: Queue) -> bool:
-        """Return whether its deletion is blocked."""
-        return queue.is_blocked
 
     def get_warn_length(self, queue: Queue) -> int:
         """Return the warning threshold that applies."""
