@@ -90,12 +90,10 @@ class QueueAdmin(AuditedAdmin):
 
     @admin.display(description="effective warning threshold", ordering="warn_length")
     def warning_threshold(self, queue: Queue) -> str:
-        """Return the warning threshold that applies."""
         return f"{thresholds.of_queue(queue).warn:,}"
 
     @admin.display(description="effective limit", ordering="max_length")
     def deletion_limit(self, queue: Queue) -> str:
-        """Return the deletion limit that applies."""
         return f"{thresholds.of_queue(queue).max:,}" if thresholds.has_limit(queue) else "none"
 
     @admin.display(description="owner", ordering="pulse_user__username")
@@ -104,7 +102,6 @@ class QueueAdmin(AuditedAdmin):
         return str(queue.pulse_user or queue.owner or "")
 
     def view_on_site(self, queue: Queue) -> str:
-        """Return the path of the queue's page."""
         return reverse("queue", args=[queue.uuid])
 
     @confirmed_action(
@@ -120,7 +117,6 @@ class QueueAdmin(AuditedAdmin):
         ),
     )
     def delete_on_broker(self, request: HttpRequest, queues: list[Queue]) -> None:
-        """Delete the queues and their messages."""
         self._destroy(request, queues, actions.delete_queue, "deleted")
 
     @confirmed_action(
@@ -137,7 +133,6 @@ class QueueAdmin(AuditedAdmin):
         ),
     )
     def purge(self, request: HttpRequest, queues: list[Queue]) -> None:
-        """Purge the ready messages of the queues."""
         self._destroy(request, queues, actions.purge_queue, "purged")
 
     def _destroy(
@@ -162,14 +157,12 @@ class QueueAdmin(AuditedAdmin):
     def set_limits(
         self, request: HttpRequest, queues: list[Queue], warn_length: int | None, max_length: int | None
     ) -> None:
-        """Set the same limits for the queues."""
         if warn_length is not None and max_length is not None:
             check_thresholds(warn_length, max_length)
         self._limit(request, queues, "updated", warn_length=warn_length, max_length=max_length)
 
     @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["act"])
     def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Mark the queues as unbounded."""
         self._limit(request, list(queryset), "unbounded from now on", unbounded=True)
 
     @confirmed_action(
@@ -247,7 +240,6 @@ class ReplayAdmin(AuditedAdmin):
 
     @admin.display(description="to")
     def target(self, replay: Replay) -> str:
-        """Return the readable name of the queue or exchange."""
         return readable(replay.to_queue or replay.to_exchange)
 
 
@@ -266,7 +258,6 @@ class MoveAdmin(AuditedAdmin):
 
     @admin.display(description="to")
     def target(self, move: Move) -> str:
-        """Return the readable name of the queue or exchange."""
         return readable(move.to_queue or move.to_exchange) or "where they died"
 
 
@@ -298,7 +289,6 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     queues = column("number_of_queues", "queues")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Annotate the number of queues that exist."""
         existing = _on_broker(Queue.objects.all())
         return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", existing))
 
@@ -315,7 +305,6 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
         ),
     )
     def remove(self, request: HttpRequest, pulse_users: list[PulseUser]) -> None:
-        """Remove the Pulse users with their queues and exchanges."""
         change = _removal(request, pulse_users)
         apply_to_each(
             request,

@@ -67,12 +67,10 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     filterset_class = QueueFilter
 
     def get_queryset(self) -> QuerySet[Queue]:
-        """Return the queues that the visitor may see."""
         seen = Queue.objects.seen_by(self.request.user)
         return seen.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Add when queues were last listed."""
         freshness = freshness_of_list(Watch.objects.filter(id=1).first())
         return {**super().get_serializer_context(), "freshness": freshness}
 
