@@ -182,7 +182,7 @@ def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alic
         ("returned", {}, ("back on the broker", "", "")),
         ("warned", {}, ("reached its warning threshold", "", "")),
         ("removed", {}, ("deleted", "", "a deleted owner")),
-        ("removed", {"why": "unregistered"}, ("deleted", "because it has no registration", "Guardian")),
+        ("removed", {"why": "unregistered"}, ("deleted", "because it had no registration", "Guardian")),
     ],
 )
 def test_an_event_names_who_acted_if_anybody_did(kind, details, described):
