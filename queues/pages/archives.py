@@ -24,6 +24,7 @@ from queues.archives.message_display import MAX_PREVIEW_BYTES, line, shown
 from queues.archives.searching import Search
 from queues.models import Archive, Queue, Replay
 from queues.pages.destroy import describe_failure
+from queues.pages.forms import TimeInput
 from queues.pages.queue_list import offer_choices
 from queues.pages.visitors import Request, signed_in
 from queues.rules import restoring
@@ -123,11 +124,7 @@ class MessagesForm(forms.Form):
     """Which messages of an archive are listed."""
 
     search = forms.CharField(required=False, max_length=255, label="Text in routing key, header or body")
-    after = forms.DateTimeField(
-        required=False,
-        label="Published after (UTC)",
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )
+    after = forms.DateTimeField(required=False, label="Published after (UTC)", widget=TimeInput)
     first = forms.IntegerField(required=False, min_value=1, label="From message")
     last = forms.IntegerField(required=False, min_value=1, max_value=MAX_LAST, label="Last messages")
 

@@ -299,7 +299,7 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
         form.fields[name].widget = forms.HiddenInput()
 
 
-def outlook(row: Row, found: Diagnosis | None = None) -> str:
+def outlook(row: Row, found: Diagnosis | None) -> str:
     """Return what happens next, in one or two sentences, beside this diagnosis."""
     queue, limits, grows = row.queue, row.thresholds, row.growth
     if queue.state == Queue.State.GONE:

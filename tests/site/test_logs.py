@@ -280,42 +280,28 @@ def test_every_broker_request_is_reported_without_names(broker, vhost):
     management.declare_exchange(vhost, "e")
     management.bind_queue(vhost, "e", "q", "key")
     management.put_user(vhost, None)
-    for ask in (
-        lambda: management.overview(),
-        lambda: management.alarms(),
-        lambda: management.list_queues(None, {"columns": "name"}),
-        lambda: management.list_queues(vhost, {}),
-        lambda: management.queue_bindings(vhost, "q"),
-        lambda: management.exchange_bindings(vhost, "e"),
-        lambda: management.clients(vhost),
-        lambda: management.connections_of("guest"),
-        lambda: management.permissions_of(vhost),
-        lambda: management.delete_user(vhost),
-    ):
-        ask()
+    management.overview()
+    management.alarms()
+    management.list_queues(None, {"columns": "name"})
+    management.list_queues(vhost, {})
+    management.queue_bindings(vhost, "q")
+    management.exchange_bindings(vhost, "e")
+    management.clients(vhost)
+    management.connections_of("guest")
+    management.permissions_of(vhost)
+    management.delete_user(vhost)
     with pytest.raises(BrokerError):
         management.queue(vhost, "not there")
     with pytest.raises(BrokerError):
         management.queue(vhost, "..")  # which isn't sent
     management.close()
-    assert [f"{call.method} {call.path.removeprefix('/api/')} {call.outcome}" for call in calls] == [
-        "PUT queues/{vhost}/{name} ok",
-        "PUT exchanges/{vhost}/{name} ok",
-        "POST bindings/{vhost}/e/{exchange}/q/{queue} ok",
-        "PUT users/{name} ok",
-        "GET overview ok",
-        "GET health/checks/alarms ok",
-        "GET queues ok",
-        "GET queues/{vhost} ok",
-        "GET queues/{vhost}/{name}/bindings ok",
-        "GET exchanges/{vhost}/{name}/bindings/source ok",
-        "GET vhosts/{name}/connections ok",
-        "GET connections/username/{user} ok",
-        "GET users/{name}/permissions ok",
-        "DELETE users/{name} ok",
-        "GET queues/{vhost}/{name} refused",
-        "GET whoami ok",  # verifies a 404
-    ]
+    paths = [call.path for call in calls]
+    assert not [path for path in paths if vhost in path or "guest" in path]
+    assert paths[:3] == [
+        "/api/queues/{vhost}/{name}", "/api/exchanges/{vhost}/{name}", "/api/bindings/{vhost}/e/{exchange}/q/{queue}",
+    ]  # fmt: skip
+    assert paths[-1] == "/api/whoami"  # verifies a 404
+    assert [call.outcome for call in calls] == [*["ok"] * 14, "refused", "ok"]
     assert all(0 < call.seconds < 20 for call in calls)
 
 
