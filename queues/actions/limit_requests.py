@@ -5,6 +5,7 @@ A request is an event of the queue. It is open until an operator changes the lim
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
@@ -68,7 +69,7 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str, limits_until: dat
     if max_length <= present:
         raise ValidationError({"max_length": f"Enter more than {present:,}, the present limit."})
     check_end(limits_until, timezone.now())
-    end = {"limits_until": limits_until.astimezone(UTC).isoformat()} if limits_until else {}
+    end: dict[str, Any] = {"limits_until": limits_until.astimezone(UTC).isoformat()} if limits_until else {}
     recipients = operators_and_staff()
     if not recipients:
         raise ValidationError("No operator has an address here. Ask in person.")

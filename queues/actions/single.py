@@ -234,7 +234,7 @@ def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner | None, ac
     columns = (*LIMITS, *END)
     bulk.update(Queue, columns, [(after.pk, *(getattr(after, name) for name in columns)) for _, after in changed])
     limit_requests.answer([after for _, after in changed], by)
-    origin = {} if by else {"command": audit.command()}
+    origin: dict[str, Any] = {} if by else {"command": audit.command()}
     QueueEvent.objects.bulk_create(
         row.new_event(QueueEvent.Kind.ADJUSTED, actor, before=before, after=after, **origin)
         for (_, row), (_, before, after) in zip(changed, changes, strict=True)

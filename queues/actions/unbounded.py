@@ -121,8 +121,7 @@ def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
     created = unlisted_rows(without_row, unbounded=True)
     events = []
     for queue in [*bounded, *created]:
-        limits = limits_of(queue)
-        details = {"before": {**limits, "unbounded": False}, "after": {**limits, "unbounded": True}, "command": command}
-        events.append(queue.new_event(QueueEvent.Kind.ADJUSTED, **details))
+        before, after = ({**limits_of(queue), "unbounded": value} for value in (False, True))
+        events.append(queue.new_event(QueueEvent.Kind.ADJUSTED, before=before, after=after, command=command))
     QueueEvent.objects.bulk_create(events)
     audit.record(None, "made unbounded", None, queues=[str(event.queue) for event in events])

@@ -86,11 +86,14 @@ def _week(owner: Owner, now: datetime) -> dict[str, Any]:
     numbers = existing.aggregate(queues=Count("id"), unattended=Count("id", filter=WITHOUT_CONSUMER), **of_state)
     unattended = numbers.pop("unattended")
 
-    of_kind = {"warnings": QueueEvent.Kind.WARNED, "deletions": QueueEvent.Kind.DELETED}
-    events = QueueEvent.objects.filter(queue__in=queues, at__gt=now - WEEK, at__lte=now, kind__in=of_kind.values())
-    times = {name: Count("id", filter=Q(kind=kind)) for name, kind in of_kind.items()}
-    lines = events.values(name=F("queue__name")).annotate(**times).order_by("-deletions", "-warnings", "name")
-    happened = [{"queue": line.pop("name"), **line} for line in lines]
+    counted = (QueueEvent.Kind.WARNED, QueueEvent.Kind.DELETED)
+    events = QueueEvent.objects.filter(queue__in=queues, at__gt=now - WEEK, at__lte=now, kind__in=counted)
+    warnings, deletions = (Count("id", filter=Q(kind=kind)) for kind in counted)
+    lines = events.values_list("queue__name").annotate(warnings=warnings, deletions=deletions)
+    happened = [
+        {"queue": name, "warnings": warnings, "deletions": deletions}
+        for name, warnings, deletions in lines.order_by("-deletions", "-warnings", "queue__name")
+    ]
 
     length = F("ready") + F("unacknowledged")
     by_length = existing.annotate(messages=length).order_by(F("messages").desc(nulls_last=True), "name")
