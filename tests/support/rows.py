@@ -1,7 +1,7 @@
 """Rows of any model, with values that mean nothing."""
 
-import uuid
 from datetime import UTC, datetime
+from uuid import uuid4
 
 from django.db import models
 
@@ -14,7 +14,9 @@ def create_row(model, alias, made, *, is_full=False):
     for field in model._meta.concrete_fields:
         if field.is_relation and (is_full or not field.null):
             values[field.name] = create_row(field.remote_field.model, alias, made, is_full=is_full)
-        elif not field.auto_created and (field.unique or not (field.has_default() or field.null)):
+        elif field.auto_created or (field.has_default() and callable(field.default)):
+            continue
+        elif field.unique or not (field.has_default() or field.null):
             values[field.name] = sample_value(field, len(made))
     row = model._base_manager.using(alias).create(**values)
     made.append(row)
@@ -23,7 +25,7 @@ def create_row(model, alias, made, *, is_full=False):
 
 def sample_value(field, number):
     if isinstance(field, models.UUIDField):
-        return uuid.uuid4()
+        return uuid4()
     if isinstance(field, models.DateTimeField):
         return MOMENT
     if isinstance(field, models.BooleanField):
