@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
 from core.refusals import Refusal
+from core.rest import SAFE_METHODS
 
 MAX_SEARCH_LENGTH = 255
 
@@ -107,10 +108,10 @@ def at_field(name: str) -> Iterator[None]:
 
 
 def read(serializer: type[Serializer[Any]], request: rest.Request) -> dict[str, Any]:
-    """Return the validated fields of the body. Raises ValidationError, with the errors by field."""
-    body = serializer(data=request.data)
-    body.is_valid(raise_exception=True)
-    fields: dict[str, Any] = body.validated_data
+    """Return the validated fields of the body, or the parameters of a GET. Raises ValidationError, by field."""
+    given = serializer(data=request.query_params if request.method in SAFE_METHODS else request.data)
+    given.is_valid(raise_exception=True)
+    fields: dict[str, Any] = given.validated_data
     return fields
 
 

@@ -262,8 +262,7 @@ def _set_limits(change: Change, confirm: str = "") -> None:
             Queue.objects.filter(pk=row.pk).update(pulse_user=pulse_user)
         before = limits_of(with_old_limits(row))
         limits: dict[str, Any] = {**before, **change.new}
-        for error in single.set_limits_of_all([row], None, limits, confirm).values():
-            raise error
+        single.set_limits(row, None, confirm=confirm, **limits)
         record = Created.objects.filter(kind="queue", object_id=row.pk)
         if not any(limits.values()):
             record.delete()

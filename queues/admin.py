@@ -8,7 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
@@ -29,7 +29,7 @@ from core.admin import (
     given_confirmation,
 )
 from core.confirmation import ConfirmableChange, ConfirmationRequired
-from core.each import apply_to_each, report_results
+from core.each import apply_to_each, report_attempts
 from queues.actions import effects
 from queues.actions import single as actions
 from queues.archives.outcomes import Removed
@@ -62,26 +62,6 @@ def _or_unknown(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-class OwnerFilter(admin.SimpleListFilter):
-    """Filter queues by their kind of owner. Operators look after the queues without one."""
-
-    title = "owner"
-    parameter_name = "owned"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the choices."""
-        return [("account", "Pulse user"), ("agents", "owner of agents"), ("nobody", "none")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
-        """Return the queues of the chosen kind."""
-        conditions = {
-            "account": Q(pulse_user__isnull=False),
-            "agents": Q(owner__isnull=False),
-            "nobody": Q(pulse_user=None, owner=None),
-        }
-        return queryset.filter(conditions.get(self.value() or "", Q()))
-
-
 @admin.register(Queue)
 class QueueAdmin(AuditedAdmin):
     """Queues as last listed. An action sets limits of several; a queue's page sets its own."""
@@ -90,7 +70,8 @@ class QueueAdmin(AuditedAdmin):
         "shown_name", "vhost", "state", "length", "deletion_limit", "shown_consumers", "whose", "last_seen",
     ]  # fmt: skip
     list_filter = [
-        "state", "block_reason", "unbounded", OwnerFilter, "registered", "type", "exclusive",
+        "state", "block_reason", "unbounded", ("pulse_user", admin.EmptyFieldListFilter),
+        ("owner", admin.EmptyFieldListFilter), "registered", "type", "exclusive",
         ("max_length", admin.EmptyFieldListFilter), "vhost",
     ]  # fmt: skip
     list_select_related = ["pulse_user", "owner"]
@@ -109,12 +90,10 @@ class QueueAdmin(AuditedAdmin):
 
     @admin.display(description="effective warning threshold", ordering="warn_length")
     def warning_threshold(self, queue: Queue) -> str:
-        """Return the warning threshold that applies."""
         return f"{thresholds.of_queue(queue).warn:,}"
 
     @admin.display(description="effective limit", ordering="max_length")
     def deletion_limit(self, queue: Queue) -> str:
-        """Return the deletion limit that applies."""
         return f"{thresholds.of_queue(queue).max:,}" if thresholds.has_limit(queue) else "none"
 
     @admin.display(description="owner", ordering="pulse_user__username")
@@ -123,7 +102,6 @@ class QueueAdmin(AuditedAdmin):
         return str(queue.pulse_user or queue.owner or "")
 
     def view_on_site(self, queue: Queue) -> str:
-        """Return the path of the queue's page."""
         return reverse("queue", args=[queue.uuid])
 
     @confirmed_action(
@@ -139,7 +117,6 @@ class QueueAdmin(AuditedAdmin):
         ),
     )
     def delete_on_broker(self, request: HttpRequest, queues: list[Queue]) -> None:
-        """Delete the queues and their messages."""
         self._destroy(request, queues, actions.delete_queue, "deleted")
 
     @confirmed_action(
@@ -156,7 +133,6 @@ class QueueAdmin(AuditedAdmin):
         ),
     )
     def purge(self, request: HttpRequest, queues: list[Queue]) -> None:
-        """Purge the ready messages of the queues."""
         self._destroy(request, queues, actions.purge_queue, "purged")
 
     def _destroy(
@@ -181,14 +157,12 @@ class QueueAdmin(AuditedAdmin):
     def set_limits(
         self, request: HttpRequest, queues: list[Queue], warn_length: int | None, max_length: int | None
     ) -> None:
-        """Set the same limits for the queues."""
         if warn_length is not None and max_length is not None:
             check_thresholds(warn_length, max_length)
         self._limit(request, queues, "updated", warn_length=warn_length, max_length=max_length)
 
     @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["act"])
     def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Mark the queues as unbounded."""
         self._limit(request, list(queryset), "unbounded from now on", unbounded=True)
 
     @confirmed_action(
@@ -212,10 +186,8 @@ class QueueAdmin(AuditedAdmin):
         Raises:
             ConfirmationRequired: it must be confirmed. Nothing was changed.
         """
-        refused = actions.set_limits_of_all(queues, current_operator(request), limits, given_confirmation(request))
-        succeeded = [str(queue) for queue in queues if queue.pk not in refused]
-        failed = [(str(queue), refused[queue.pk]) for queue in queues if queue.pk in refused]
-        report_results(request, succeeded, done, failed)
+        results = actions.set_limits_of_all(queues, current_operator(request), limits, given_confirmation(request))
+        report_attempts(request, results, done)
 
 
 @admin.register(QueueEvent)
@@ -268,7 +240,6 @@ class ReplayAdmin(AuditedAdmin):
 
     @admin.display(description="to")
     def target(self, replay: Replay) -> str:
-        """Return the readable name of the queue or exchange."""
         return readable(replay.to_queue or replay.to_exchange)
 
 
@@ -287,7 +258,6 @@ class MoveAdmin(AuditedAdmin):
 
     @admin.display(description="to")
     def target(self, move: Move) -> str:
-        """Return the readable name of the queue or exchange."""
         return readable(move.to_queue or move.to_exchange) or "where they died"
 
 
@@ -319,7 +289,6 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     queues = column("number_of_queues", "queues")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Annotate the number of queues that exist."""
         existing = _on_broker(Queue.objects.all())
         return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", existing))
 
@@ -336,7 +305,6 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
         ),
     )
     def remove(self, request: HttpRequest, pulse_users: list[PulseUser]) -> None:
-        """Remove the Pulse users with their queues and exchanges."""
         change = _removal(request, pulse_users)
         apply_to_each(
             request,

@@ -5,10 +5,13 @@ Longer than 500 lines, because Django looks for all models of an app in one modu
 """
 
 import uuid
+from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.db import models
+from django.utils import timezone
 
 from accounts.models import Owner, PulseUser, check_thresholds, visible_to
 from core.fields import BrokerJSONField, BrokerNameField
@@ -242,6 +245,11 @@ class Queue(models.Model):
     def length(self) -> int | None:
         """Ready plus unacknowledged messages, or None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
+
+    def new_event(self, kind: str, by: Owner | None = None, at: datetime | None = None, **details: Any) -> "QueueEvent":
+        """Return an event of this queue, not yet saved, of now or this time."""
+        at = at or timezone.now()
+        return QueueEvent(queue=self, vhost=self.vhost, queue_name=self.name, kind=kind, at=at, by=by, details=details)
 
 
 class QueueSample(models.Model):

@@ -25,7 +25,7 @@ class OwnersRequest(HttpRequest):
     user: Owner
 
 
-def page_of(request: OwnersRequest, rows: "QuerySet[Any]") -> "Page[Any]":
+def page_of(request: OwnersRequest, rows: "QuerySet[Any] | list[Any]") -> "Page[Any]":
     """Return the requested page of a list, or the nearest existing one."""
     return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from queues.models import QueueEvent
 from queues.rules.conditions import ENDINGS
 
-REASONS = {"unregistered": ", because it had no registration", "vhost": ", with its virtual host"}
+WHY_REMOVED = {"unregistered": "because it had no registration", "vhost": "with its virtual host"}
 
 
 class Ending(NamedTuple):
@@ -39,7 +39,7 @@ def ending(events: Iterable[QueueEvent]) -> Ending | None:
     if "with" in details:
         return Ending("Guardian deleted this queue", last.at, f", with the Pulse user {details['with']}", "")
     if "why" in details:
-        return Ending("Guardian deleted this queue", last.at, REASONS.get(details["why"], ""), "")
+        return Ending("Guardian deleted this queue", last.at, f", {WHY_REMOVED[details['why']]}", "")
     if "command" in details:
         return Ending(f"The command {details['command']} deleted this queue", last.at, "", "")
     who = last.by.email if last.by else "A deleted owner"

@@ -5,6 +5,7 @@ A request is an event of the queue. It is open until an operator changes the lim
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
@@ -68,7 +69,7 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str, limits_until: dat
     if max_length <= present:
         raise ValidationError({"max_length": f"Enter more than {present:,}, the present limit."})
     check_end(limits_until, timezone.now())
-    end = {"limits_until": limits_until.astimezone(UTC).isoformat()} if limits_until else {}
+    end: dict[str, Any] = {"limits_until": limits_until.astimezone(UTC).isoformat()} if limits_until else {}
     recipients = operators_and_staff()
     if not recipients:
         raise ValidationError("No operator has an address here. Ask in person.")
@@ -79,7 +80,7 @@ def ask(queue: Queue, by: Owner, max_length: int, reason: str, limits_until: dat
         if (earlier := open_request(queue)) is not None:
             wanted = earlier.details["wanted"]
             raise ValidationError(f"The operators have not decided about the request for {wanted:,} yet.")
-        _record(queue, QueueEvent.Kind.ASKED, by, wanted=max_length, reason=reason, **end)
+        queue.new_event(QueueEvent.Kind.ASKED, by, wanted=max_length, reason=reason, **end).save()
         notice = Notice(kinds.LIMIT_REQUEST, {**facts, **end, "wanted": max_length}, recipients=recipients)
         enqueue.enqueue([notice], timezone.now())
         audit.record(by, "asked for another limit", [queue], max_length=max_length)
@@ -96,7 +97,7 @@ def decline(queue: Queue, by: Owner, reason: str) -> None:
         if (request := open_request(queue)) is None:
             raise ValidationError("No request is open: it was answered in the meantime.")
         _notify(request, by, {"declined": reason})
-        _record(queue, QueueEvent.Kind.DECLINED, by, reason=reason)
+        queue.new_event(QueueEvent.Kind.DECLINED, by, reason=reason).save()
         audit.record(by, "declined a higher limit", [queue])
     enqueue.wake()
 
@@ -121,7 +122,3 @@ def _notify(request: QueueEvent, by: Owner | None, decision: dict[str, object]) 
 
 def _named(queue: Queue) -> dict[str, object]:
     return {"queue": queue.name, "vhost": queue.vhost, "uuid": queue.uuid.hex}
-
-
-def _record(queue: Queue, kind: QueueEvent.Kind, by: Owner, **details: object) -> None:
-    queue.events.create(vhost=queue.vhost, queue_name=queue.name, kind=kind, at=timezone.now(), by=by, details=details)

@@ -61,7 +61,6 @@ def acknowledge(queue: Queue, by: Owner) -> None:
         if not reminders.is_acknowledged(row) or row.acknowledged_by_id != by.pk:
             row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
             row.save(update_fields=["acknowledged_at", "acknowledged_by"])
-            named = {"vhost": row.vhost, "queue_name": row.name, "at": row.acknowledged_at, "by": actor}
-            row.events.create(kind=QueueEvent.Kind.ACKNOWLEDGED, details={"length": row.length}, **named)
+            row.new_event(QueueEvent.Kind.ACKNOWLEDGED, actor, row.acknowledged_at, length=row.length).save()
             audit.record(by, "acknowledged a warning", [row])
     queue.acknowledged_at, queue.acknowledged_by = row.acknowledged_at, row.acknowledged_by

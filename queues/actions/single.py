@@ -7,7 +7,6 @@ import copy
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -17,12 +16,12 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.access import vouching
-from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
+from accounts.models import Owner, PulseUser, check_thresholds
 from core import broker, bulk
 from core.confirmation import ConfirmableChange
+from core.each import Results
 from core.refusals import Refusal
 from queues.actions import effects, limit_requests
-from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.activity import Consuming, activity_in, consuming_in
@@ -163,69 +162,49 @@ def _require_possible(why_not: str) -> None:
         raise Refused(why_not, status=0, reason=why_not)
 
 
-def set_limits(
-    queue: Queue,
-    by: Owner,
-    *,
-    unbounded: bool | Unchanged = UNCHANGED,
-    warn_length: int | Unchanged | None = UNCHANGED,
-    max_length: int | Unchanged | None = UNCHANGED,
-    limits_until: datetime | Unchanged | None = UNCHANGED,
-    confirm: str = "",
-) -> None:
-    """Set a queue's own limits, in messages. None: those of its Pulse user or the policy apply.
-
-    At ``limits_until`` the limits before return. Changed limits without it are permanent. Raises Queue.DoesNotExist if
-    its row was deleted in the meantime.
-    """
-    given = {
-        "unbounded": unbounded,
-        "warn_length": warn_length,
-        "max_length": max_length,
-        "limits_until": limits_until,
-    }
-    limits = {name: value for name, value in given.items() if value is not UNCHANGED}
-    refused = set_limits_of_all([queue], by, limits, confirm)
-    for error in refused.values():
+def set_limits(queue: Queue, by: Owner | None, *, confirm: str = "", **limits: Any) -> None:
+    """Set a queue's own limits, as ``set_limits_of_all`` does, and raise the error if that failed."""
+    for _, error in set_limits_of_all([queue], by, limits, confirm).failed:
         raise error
 
 
 def set_limits_of_all(
     queues: Collection[Queue], by: Owner | None, limits: Mapping[str, Any], confirm: str = ""
-) -> dict[int, ValidationError | Queue.DoesNotExist]:
-    """Set these limits, as ``set_limits`` has them, for several queues, and return the errors by primary key.
+) -> Results[Queue]:
+    """Set the own limits of several queues: ``unbounded``, and ``warn_length`` and ``max_length`` in messages.
 
-    ``by`` is None for a command.
+    Limits that are left out stay. None: that of the Pulse user or the policy applies. At ``limits_until`` the limits
+    before return; changed limits without it are permanent. ``by`` is None for a command. A queue fails with
+    ValidationError, or with Queue.DoesNotExist if its row was deleted in the meantime.
     """
     if not vouching.acts_as_operator(by):
         raise PermissionDenied("Only operators set the limits of a queue.")
     until = limits.get("limits_until")
     values = {**limits, "limits_until": until.isoformat()} if until else limits
     change = ConfirmableChange(by, "set limits", queues, values, confirm)
-    refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
+    results: Results[Queue] = Results([])
     changed: list[tuple[Queue, Queue]] = []
     with transaction.atomic():
         actor = _lock_actor(by)
         rows = _lock(queues)
         for queue in queues:
-            if (row := rows.get(queue.pk)) is None:
-                refused[queue.pk] = Queue.DoesNotExist("The queue was removed in the meantime.")
-                continue
             try:
-                before, after = row, _with_limits(row, limits)
-            except ValidationError as error:
-                refused[queue.pk] = error
+                if (before := rows.get(queue.pk)) is None:
+                    raise Queue.DoesNotExist("The queue was removed in the meantime.")
+                after = _with_limits(before, limits)
+            except (ValidationError, Queue.DoesNotExist) as error:
+                results.failed.append((queue, error))
                 continue
+            results.succeeded.append(queue)
             rows[queue.pk] = after
             if recorded(before) != recorded(after):
                 changed.append((before, after))
         change.require_confirmed(effects.of_limits(changed))
         _write_limits(changed, by, actor)
-    for queue in queues:
-        if queue.pk not in refused:
-            for name in (*LIMITS, *END):
-                setattr(queue, name, getattr(rows[queue.pk], name))
-    return refused
+    for queue in results.succeeded:
+        for name in (*LIMITS, *END):
+            setattr(queue, name, getattr(rows[queue.pk], name))
+    return results
 
 
 def _lock(queues: Collection[Queue]) -> dict[int, Queue]:
@@ -255,9 +234,9 @@ def _write_limits(changed: Collection[tuple[Queue, Queue]], by: Owner | None, ac
     columns = (*LIMITS, *END)
     bulk.update(Queue, columns, [(after.pk, *(getattr(after, name) for name in columns)) for _, after in changed])
     limit_requests.answer([after for _, after in changed], by)
-    origin = {} if by else {"command": audit.command()}
+    origin: dict[str, Any] = {} if by else {"command": audit.command()}
     QueueEvent.objects.bulk_create(
-        _new_event(row, QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after, **origin})
+        row.new_event(QueueEvent.Kind.ADJUSTED, actor, before=before, after=after, **origin)
         for (_, row), (_, before, after) in zip(changed, changes, strict=True)
     )
     audit.record_changes(by, changes)
@@ -331,7 +310,7 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     Raises Gone if the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
     """
     with transaction.atomic():
-        event = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
+        event = queue.new_event(kind, _lock_actor(by), length=queue.length)
         event.save()
     try:
         yield
@@ -353,26 +332,12 @@ def _record_deletion(queue: Queue, by: Owner) -> None:
     with transaction.atomic():
         actor = _lock_actor(by)
         row = Queue.objects.select_for_update().get(pk=queue.pk)
-        _new_event(row, QueueEvent.Kind.REMOVED, actor, figures(row.ready, row.unacknowledged)).save()
+        row.new_event(QueueEvent.Kind.REMOVED, actor, length=row.length).save()
         if row.state != Queue.State.GONE:
             Queue.objects.filter(pk=row.pk).update(**GONE_FIELDS, **WITHOUT_COUNTS, last_seen=timezone.now())
         if row.owner_id is not None:
-            registered.provider().record_missing(
-                [(row.vhost, row.name)]
-            )  # the next pass declares a registered queue again
+            registered.provider().record_missing([(row.vhost, row.name)])  # the next pass declares it again
     queue.refresh_from_db()
-
-
-def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any]) -> QueueEvent:
-    return QueueEvent(
-        queue=queue,
-        vhost=queue.vhost,
-        queue_name=queue.name,
-        kind=kind,
-        at=timezone.now(),
-        by=by,
-        details=details,
-    )
 
 
 def _lock_actor(by: Owner | None) -> Owner | None:

@@ -72,10 +72,6 @@ def forget_queues_of(pulse_user: PulseUser) -> int:
     return number
 
 
-def figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:
-    return {"length": length_of(ready, unacknowledged)}
-
-
 def _forget(selected: Q, details: dict[str, Any]) -> int:
     now = timezone.now()
     with transaction.atomic():
@@ -87,7 +83,14 @@ def _forget(selected: Q, details: dict[str, Any]) -> int:
             QueueEvent,
             ("queue", "vhost", "queue_name", "kind", "at", "details"),
             [
-                (id_, vhost, name, QueueEvent.Kind.REMOVED, now, {**figures(ready, unacknowledged), **details})
+                (
+                    id_,
+                    vhost,
+                    name,
+                    QueueEvent.Kind.REMOVED,
+                    now,
+                    {"length": length_of(ready, unacknowledged), **details},
+                )
                 for id_, vhost, name, ready, unacknowledged in queues
             ],
         )

@@ -113,7 +113,6 @@ def unlisted_rows(names: Iterable[tuple[str, str]], **limits: Any) -> list[Queue
 
 
 def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
-    now = timezone.now()
     selected = bulk.among(Queue, ("vhost", "name"), wanted)
     stored = list(Queue.objects.select_for_update().filter(selected).order_by("id"))
     bounded = [queue for queue in stored if not queue.unbounded]
@@ -122,11 +121,7 @@ def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
     created = unlisted_rows(without_row, unbounded=True)
     events = []
     for queue in [*bounded, *created]:
-        limits = limits_of(queue)
-        details = {"before": {**limits, "unbounded": False}, "after": {**limits, "unbounded": True}, "command": command}
-        kind = QueueEvent.Kind.ADJUSTED
-        events.append(
-            QueueEvent(queue=queue, vhost=queue.vhost, queue_name=queue.name, kind=kind, at=now, details=details)
-        )
+        before, after = ({**limits_of(queue), "unbounded": value} for value in (False, True))
+        events.append(queue.new_event(QueueEvent.Kind.ADJUSTED, before=before, after=after, command=command))
     QueueEvent.objects.bulk_create(events)
     audit.record(None, "made unbounded", None, queues=[str(event.queue) for event in events])

@@ -240,7 +240,6 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
     filterset_class = ArchiveFilter
 
     def get_queryset(self) -> QuerySet[Archive]:
-        """Return the archives that the visitor may see."""
         return Archive.objects.seen_by(self.request.user).select_related("pulse_user")
 
     def destroy(self, request: Request, uuid: str) -> Response:
@@ -259,9 +258,7 @@ class Archives(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixi
         MiB is searched; the download has it.
         """
         archive = self.get_object()
-        query = MessageQuerySerializer(data=request.query_params)
-        query.is_valid(raise_exception=True)
-        asked = query.validated_data
+        asked = read(MessageQuerySerializer, request)
         first, count = asked["first"], asked["count"]
         if last := asked.get("last"):
             first, count = max(1, archive.messages - last + 1), last
@@ -336,7 +333,6 @@ class Replays(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin
     filter_backends = []
 
     def get_queryset(self) -> QuerySet[Replay]:
-        """Return the replays of the archive in the path, if the visitor may see it."""
         archives = Archive.objects.seen_by(self.request.user)
         return Replay.objects.filter(archive=get_object_or_404(archives, uuid=self.kwargs["uuid"])).select_related(
             "by", "archive"

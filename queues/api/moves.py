@@ -60,7 +60,6 @@ class TargetField(serializers.Field):  # type: ignore[type-arg]  # its types dif
     """A queue or an exchange, or the text "origin"."""
 
     def to_internal_value(self, data: Any) -> Target | None:
-        """Return the target, or None for the origin."""
         if data == ORIGIN:
             return None
         target = MoveTargetSerializer(data=data)
@@ -186,7 +185,6 @@ class Moves(StrictParameters, mixins.RetrieveModelMixin, GenericViewSet[Move]):
     filter_backends = []
 
     def get_queryset(self) -> QuerySet[Move]:
-        """Return the moves of the queues that the visitor may see."""
         return Move.objects.filter(queue__in=Queue.objects.seen_by(self.request.user)).select_related("queue", "by")
 
     def destroy(self, request: Request, uuid: str) -> Response:

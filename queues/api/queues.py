@@ -67,12 +67,10 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     filterset_class = QueueFilter
 
     def get_queryset(self) -> QuerySet[Queue]:
-        """Return the queues that the visitor may see."""
         seen = Queue.objects.seen_by(self.request.user)
         return seen.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Add when queues were last listed."""
         freshness = freshness_of_list(Watch.objects.filter(id=1).first())
         return {**super().get_serializer_context(), "freshness": freshness}
 
@@ -164,9 +162,8 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
 
         They stay in the queue, marked as redelivered.
         """
-        query = CountSerializer(data=request.query_params)
-        query.is_valid(raise_exception=True)
-        found = peek.peek(self.get_object(), request.user, query.validated_data["count"])
+        count = read(CountSerializer, request)["count"]
+        found = peek.peek(self.get_object(), request.user, count)
         return Response([reading.as_json(position, message) for position, message in enumerate(found, 1)])
 
     @extend_schema(
@@ -216,10 +213,9 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         samples are thinned to one a minute, then one an hour. The list is not paged: it has at most the newest 5,000.
         """
         queue = self.get_object()
-        query = SampleQuerySerializer(data=request.query_params)
-        query.is_valid(raise_exception=True)
-        span = charts.SPANS[query.validated_data.get("span", "hour")]
-        began = query.validated_data.get("since", timezone.now() - span.duration)
+        asked = read(SampleQuerySerializer, request)
+        span = charts.SPANS[asked.get("span", "hour")]
+        began = asked.get("since", timezone.now() - span.duration)
         samples = QueueSample.objects.filter(queue=queue).order_by("-at")
         found = [*samples.filter(at__gt=began)[:MAX_SAMPLES], *samples.filter(at__lte=began)[:1]][:MAX_SAMPLES]
         return Response(SampleSerializer(found[::-1], many=True).data)
@@ -233,9 +229,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         RabbitMQ counts them, and keeps the counts for an hour unless its configuration says otherwise. Messages that
         need no acknowledgement count as acknowledged.
         """
-        query = RateQuerySerializer(data=request.query_params)
-        query.is_valid(raise_exception=True)
-        span = charts.SPANS[query.validated_data["span"]]
+        span = charts.SPANS[read(RateQuerySerializer, request)["span"]]
         found = rates.fetch(self.get_object(), span)
         return Response(RatesSerializer({"step": span.rate_step, **found._asdict()}).data)
 
@@ -292,10 +286,7 @@ class SelectedQueues(StrictParameters, GenericViewSet[Queue]):
         """
         limits = read(SelectedLimitsSerializer, request)
         queues, confirm = self._selected(request, limits.pop("uuids")), limits.pop("confirm", "")
-        refused = single.set_limits_of_all(queues, request.user, limits, confirm)
-        done = [queue for queue in queues if queue.pk not in refused]
-        failed: list[tuple[Queue, Exception]] = [(one, refused[one.pk]) for one in queues if one.pk in refused]
-        return self._answer(Results([], done, failed))
+        return self._answer(single.set_limits_of_all(queues, request.user, limits, confirm))
 
     @extend_schema(
         request=SelectionSerializer,

@@ -92,8 +92,10 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     severity = serializers.SerializerMethodField(
         help_text="Critical is what is lost, or will be within half an hour at its present growth."
     )
-    blocked = serializers.SerializerMethodField(
-        help_text="Whether its deletion is blocked until an operator decides, for example while it is over its limit."
+    blocked = serializers.BooleanField(
+        source="is_blocked",
+        read_only=True,
+        help_text="Whether its deletion is blocked until an operator decides, for example while it is over its limit.",
     )
     length = serializers.IntegerField(allow_null=True, help_text="Ready and unacknowledged messages.")
     warn_length = serializers.SerializerMethodField(help_text="The length in messages at which the owners are warned.")
@@ -127,7 +129,6 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
 
     @extend_schema_field(serializers.ChoiceField(choices=[level.value for level in Level]))
     def get_severity(self, queue: Queue) -> str:
-        """Return the level of its condition, as the pages show it."""
         return self._conditions[queue.pk].level
 
     @cached_property
@@ -146,34 +147,24 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         freshness: Freshness = self.context["freshness"]
         return conditions(self._shown, freshness.now)
 
-    def get_blocked(self, queue: Queue) -> bool:
-        """Return whether its deletion is blocked."""
-        return queue.is_blocked
-
     def get_warn_length(self, queue: Queue) -> int:
-        """Return the warning threshold that applies."""
         return thresholds.of_queue(queue).warn
 
     def get_max_length(self, queue: Queue) -> int:
-        """Return the deletion limit that applies."""
         return thresholds.of_queue(queue).max
 
     @extend_schema_field(DiagnosisSerializer(allow_null=True))
     def get_diagnosis(self, queue: Queue) -> dict[str, Any] | None:
-        """Return its diagnosis from what is stored."""
         found = diagnosis.of_queue_at(queue, self.context["freshness"].counted_at, timezone.now())
         return DiagnosisSerializer(found).data if found else None
 
     def get_muted_until(self, queue: Queue) -> datetime | None:
-        """Return until when the visitor muted it."""
         return self._muted.get(queue.pk)
 
     def get_acknowledged_at(self, queue: Queue) -> datetime | None:
-        """Return when somebody acknowledged the present warning."""
         return queue.acknowledged_at if is_acknowledged(queue) else None
 
     def get_acknowledged_by(self, queue: Queue) -> str | None:
-        """Return who did, or None if nobody did or the owner was deleted."""
         by = queue.acknowledged_by if is_acknowledged(queue) else None
         return by.email if by else None
 

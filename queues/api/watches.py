@@ -43,7 +43,6 @@ class StartWatchSerializer(serializers.Serializer[Any]):
     queue = serializers.UUIDField(required=False, help_text="The queue's UUID.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Require one of exchange and queue."""
         if ("exchange" in attrs) == ("queue" in attrs):
             raise ValidationError("Give either an exchange or a queue.")
         return attrs
@@ -98,7 +97,6 @@ class Watches(StrictParameters, GenericViewSet[MessageWatch]):
     pagination_class = None
 
     def get_queryset(self) -> QuerySet[MessageWatch]:
-        """Return the watches of the visitor."""
         return MessageWatch.objects.filter(owner=self.request.user.pk).select_related("owner", "queue")
 
     @extend_schema(request=StartWatchSerializer, responses={201: WatchSerializer, 400: None, 503: None})

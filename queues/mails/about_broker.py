@@ -1,55 +1,56 @@
-"""What notifications to operators about the broker and passes say."""
+"""What notifications to operators about the broker and passes say. ``to_operators`` completes each."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from core.formatting import counted, duration
-from notifications.content import (
-    Content,
-    Fact,
-    Link,
-    as_of,
-    operators_help,
-)
+from notifications.content import Content, Fact, Link, as_of, operators_help
 from notifications.models import Notification
-from queues.mails.about_queues import page_link, queue_table
+from queues.mails.about_queues import Details, page_link, queue_table
 from rabbit.amqp import CONNECTION_LIMIT
 
-# About the broker and passes, to operators
+
+def to_operators(say: Callable[[Details], Content]) -> Callable[[Notification], Content]:
+    """Return the content of a notification that says this, with a button and the time of its facts."""
+
+    def content(notification: Notification) -> Content:
+        said = say(notification.facts)
+        action = said.action or Link("Open the overview", page_link("admin:index"))
+        return replace(said, action=action, facts=[*said.facts, as_of(notification)])
+
+    return content
 
 
-def outage(notification: Notification) -> Content:
-    said = Content(
+def outage(facts: Details) -> Content:
+    return Content(
         subject="No queue is guarded: the broker can't be queried",
         happened="Guardian can't query the broker, so it guards no queue at the moment.",
         next="Guardian keeps trying, and notifies you when the broker answers again. Until then it deletes no queue.",
         advice="Check that RabbitMQ runs and that its management plugin answers.",
-        facts=[Fact("Reason", notification.facts["error"])],
+        facts=[Fact("Reason", facts["error"])],
         help=operators_help("the-broker-cant-be-queried"),
     )
-    return _to_operators(notification, said)
 
 
-def outage_over(notification: Notification) -> Content:
-    lasted = duration(notification.facts["seconds"])
-    said = Content(
+def outage_over(facts: Details) -> Content:
+    lasted = duration(facts["seconds"])
+    return Content(
         subject="The broker answers again",
         happened=f"The broker answers again, after {lasted}.",
         next="Guardian guards its queues as before. There is nothing to do.",
         facts=[Fact("Outage", lasted)],
     )
-    return _to_operators(notification, said)
 
 
-def brake(notification: Notification) -> Content:
+def brake(facts: Details) -> Content:
     """Return the message that the brake blocks deletions."""
-    facts = notification.facts
     count, seen = facts["count"], facts["seen"]
     reasons = []
     if facts.get("brake"):
         reasons.append(Fact("More than the brake allows", counted(facts["brake"], "queue")))
     if facts.get("settings"):
         reasons.append(Fact("New settings or broker", counted(facts["settings"], "queue")))
-    said = Content(
+    return Content(
         subject=f"Blocked: the deletion of {counted(count, 'queue')}",
         happened=f"The deletion of {count:,} of {counted(seen, 'queue')} is blocked until an operator decides. "
         "The queues are over their deletion limit, or their names do not match the required pattern.",
@@ -61,12 +62,11 @@ def brake(notification: Notification) -> Content:
         facts=reasons,
         help=operators_help("the-brake-blocks-deletions"),
     )
-    return _to_operators(notification, said)
 
 
-def short_list(notification: Notification) -> Content:
-    missing, seen = notification.facts["missing"], notification.facts["seen"]
-    said = Content(
+def short_list(facts: Details) -> Content:
+    missing, seen = facts["missing"], facts["seen"]
+    return Content(
         subject=f"The broker's list lacks {counted(missing, 'queue')}",
         happened=f"The broker's list of queues lacks {missing:,} that it had before. It has {seen:,} now.",
         next="Guardian keeps what it stores about the missing queues until three lists in a row agree.",
@@ -75,13 +75,12 @@ def short_list(notification: Notification) -> Content:
         facts=[Fact("Missing", f"{missing:,}"), Fact("Listed", f"{seen:,}")],
         help=operators_help("the-brokers-list-lacks-queues"),
     )
-    return _to_operators(notification, said)
 
 
-def alarm(notification: Notification) -> Content:
-    resource, node = notification.facts["resource"], notification.facts["node"]
+def alarm(facts: Details) -> Content:
+    resource, node = facts["resource"], facts["node"]
     other = "free disk space on the node" if resource == "disk" else "check the node's connections"
-    said = Content(
+    return Content(
         subject=f"The {resource} alarm is raised on {node}",
         happened=f"The {resource} alarm is raised on the node {node}.",
         next="RabbitMQ blocks all publishers on every node of the cluster until the alarm is over. Consumers can still "
@@ -91,14 +90,12 @@ def alarm(notification: Notification) -> Content:
         facts=[Fact("Node", node), Fact("Resource", resource)],
         help=operators_help("a-resource-alarm-is-raised"),
     )
-    return _to_operators(notification, said)
 
 
-def alarm_over(notification: Notification) -> Content:
+def alarm_over(facts: Details) -> Content:
     """Return the message that a resource alarm is over, perhaps because the node is down."""
-    facts = notification.facts
     resource, node, lasted = facts["resource"], facts["node"], duration(facts["seconds"])
-    said = Content(
+    return Content(
         subject=f"The {resource} alarm is over on {node}",
         happened=f"The {resource} alarm on the node {node} is over, after {lasted}"
         f"{'' if facts['running'] else ', because the node is down'}.",
@@ -108,11 +105,9 @@ def alarm_over(notification: Notification) -> Content:
         advice="" if facts["running"] else "Start the node.",
         facts=[Fact("Node", node), Fact("Resource", resource), Fact("Alarm", lasted)],
     )
-    return _to_operators(notification, said)
 
 
-def node_lost(notification: Notification) -> Content:
-    facts = notification.facts
+def node_lost(facts: Details) -> Content:
     node = facts["node"]
     is_frozen = facts.get("is_frozen", False)
     state = "does not respond" if is_frozen else "is down"
@@ -126,7 +121,7 @@ def node_lost(notification: Notification) -> Content:
         if is_frozen
         else "Start the node"
     )
-    said = Content(
+    return Content(
         subject=f"The node {node} {state}",
         happened=f"The node {node} {state}.",
         next=f"{hanging} can't reach the queues whose only copy is on that node, and Guardian can't delete them. "
@@ -136,24 +131,21 @@ def node_lost(notification: Notification) -> Content:
         facts=[Fact("Node", node), Fact("Running nodes", ", ".join(facts["others"]) or "none")],
         help=operators_help("a-node-is-not-running"),
     )
-    return _to_operators(notification, said)
 
 
-def node_back(notification: Notification) -> Content:
-    facts = notification.facts
+def node_back(facts: Details) -> Content:
     node, lasted = facts["node"], duration(facts["seconds"])
     state = "running again" if facts["running"] else "no longer in the cluster"
-    said = Content(
+    return Content(
         subject=f"The node {node} is {state}",
         happened=f"The node {node} is {state}, after {lasted}.",
         next="There is nothing to do. Guardian guards all queues of the cluster.",
         facts=[Fact("Node", node), Fact("Down for", lasted)],
     )
-    return _to_operators(notification, said)
 
 
-def refused(notification: Notification) -> Content:
-    count, error = notification.facts["count"], notification.facts["error"]
+def refused(facts: Details) -> Content:
+    count, error = facts["count"], facts["error"]
     if CONNECTION_LIMIT in error:
         advice = (
             "Guardian deletes over AMQP, and the broker accepts no further connection. Close connections, or raise the "
@@ -166,7 +158,7 @@ def refused(notification: Notification) -> Content:
             "RABBIT_URL reachable, or close the connection of an exclusive queue. This sets the permissions:"
         )
         commands = ['rabbitmqctl set_permissions -p VHOST USER ".*" ".*" ".*"']
-    said = Content(
+    return Content(
         subject=f"The broker refuses to delete {counted(count, 'queue')}",
         happened=f"Guardian can't delete {counted(count, 'queue')} over {'its' if count == 1 else 'their'} deletion "
         f"limit. {'It keeps' if count == 1 else 'They keep'} growing, and the owners are warned.",
@@ -176,12 +168,10 @@ def refused(notification: Notification) -> Content:
         facts=[Fact("Reason", error)],
         help=operators_help("the-broker-refuses-to-delete-a-queue"),
     )
-    return _to_operators(notification, said)
 
 
-def late(notification: Notification) -> Content:
+def late(facts: Details) -> Content:
     """Return the message that recorded deletions wait for too long."""
-    facts = notification.facts
     number, waited = counted(facts["count"], "queue"), duration(facts["seconds"])
     if facts["running"]:
         advice = (
@@ -191,7 +181,7 @@ def late(notification: Notification) -> Content:
     else:
         advice = "No deleter runs. Start one, beside the worker for the queue guarding:"
         commands = ["celery -A guardian_site worker --queues deleting --concurrency 1 --hostname deleter@%h"]
-    said = Content(
+    return Content(
         subject=f"The deletion of {number} is late",
         happened=f"{number} over {'its' if facts['count'] == 1 else 'their'} deletion limit "
         f"{'waits' if facts['count'] == 1 else 'wait'} to be deleted, the oldest for {waited}.",
@@ -200,11 +190,10 @@ def late(notification: Notification) -> Content:
         commands=commands,
         help=operators_help("deletions-are-late"),
     )
-    return _to_operators(notification, said)
 
 
-def unresponsive(notification: Notification) -> Content:
-    said = Content(
+def unresponsive(facts: Details) -> Content:
+    return Content(
         subject="A queue's process does not respond",
         happened="The broker's exact list of queues hangs: the process of a queue does not respond.",
         next="Guardian uses the broker's statistics for now. It warns as usual, and rechecks a queue's length before "
@@ -213,25 +202,22 @@ def unresponsive(notification: Notification) -> Content:
         commands=["rabbitmqctl list_unresponsive_queues"],
         help=operators_help("a-queues-process-does-not-respond"),
     )
-    return _to_operators(notification, said)
 
 
-def responsive(notification: Notification) -> Content:
-    lasted = duration(notification.facts["seconds"])
-    said = Content(
+def responsive(facts: Details) -> Content:
+    lasted = duration(facts["seconds"])
+    return Content(
         subject="All queues respond again",
         happened=f"The broker's exact list of queues works again, after {lasted}.",
         next="There is nothing to do. Guardian uses the exact list again.",
         facts=[Fact("Unresponsive for", lasted)],
     )
-    return _to_operators(notification, said)
 
 
-def unaddressable(notification: Notification) -> Content:
-    facts = notification.facts
+def unaddressable(facts: Details) -> Content:
     count = facts["count"]
     them = "it" if count == 1 else "them"
-    said = Content(
+    return Content(
         subject=f"{counted(count, 'queue')} can't be guarded",
         happened=f"The broker has {counted(count, 'queue')} with a name that no client can use. "
         "The name is not valid UTF-8, or is longer than 255 bytes.",
@@ -242,14 +228,12 @@ def unaddressable(notification: Notification) -> Content:
         tables=[queue_table(facts["shown"], facts["more"])],
         help=operators_help("a-queue-cant-be-addressed"),
     )
-    return _to_operators(notification, said)
 
 
-def uncounted(notification: Notification) -> Content:
+def uncounted(facts: Details) -> Content:
     """Return the message that the broker lists quorum queues without message counts."""
-    facts = notification.facts
     queues = counted(facts["count"], "quorum queue")
-    said = Content(
+    return Content(
         subject=f"The broker does not count the messages of {queues}",
         happened=f"For minutes, the broker has listed {queues} without message counts. Their node is down, they lost "
         "their majority, or the broker has a bug: some versions lose the counts of quorum queues.",
@@ -261,10 +245,3 @@ def uncounted(notification: Notification) -> Content:
         tables=[queue_table(facts["shown"], facts["more"])],
         help=operators_help("lengths-are-unknown"),
     )
-    return _to_operators(notification, said)
-
-
-def _to_operators(notification: Notification, said: Content) -> Content:
-    """Return a message about the broker with a button and the time of its facts."""
-    action = said.action or Link("Open the overview", page_link("admin:index"))
-    return replace(said, action=action, facts=[*said.facts, as_of(notification)])

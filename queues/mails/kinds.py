@@ -1,7 +1,10 @@
 """The kinds of notification about queues, the broker and passes."""
 
+from collections.abc import Callable
+
 from core.formatting import counted, duration
 from notifications import kinds
+from notifications.content import Content
 from notifications.kinds import Brief, Severity
 from queues.mails import about_broker, about_queues
 from queues.mails.about_queues import Details
@@ -38,6 +41,10 @@ def _deletion(facts: Details) -> Brief:
 def _lasting(text: str, counted_as: str, facts: Details) -> Brief:
     lasted = duration(facts.get("seconds"))
     return Brief(f"{text} for {lasted}" if lasted else text, counted_as)
+
+
+def _to_operators(name: str, text: str, say: Callable[[Details], Content]) -> str:
+    return kinds.register(name, text, about_broker.to_operators(say))
 
 
 LENGTH, CONSUMERS, PROGRESS = "length", "consumers", "progress"
@@ -103,20 +110,20 @@ LIMITS_END = kinds.register(
     topic="limits",
     brief=lambda facts: Brief(about_queues.LIMITS_STEPS[facts["step"]], "with temporary limits"),
 )
-OUTAGE = kinds.register("outage", "the broker can't be queried", about_broker.outage)
-OUTAGE_OVER = kinds.register("outage-over", "the broker answers again", about_broker.outage_over)
-BRAKE = kinds.register("brake", "the brake blocks deletions", about_broker.brake)
-SHORT_LIST = kinds.register("short-list", "the broker lists far fewer queues than before", about_broker.short_list)
-ALARM = kinds.register("alarm", "a resource alarm is raised", about_broker.alarm)
-ALARM_OVER = kinds.register("alarm-over", "a resource alarm is over", about_broker.alarm_over)
-NODE_LOST = kinds.register("node-lost", "a node of the cluster is down", about_broker.node_lost)
-NODE_BACK = kinds.register("node-back", "a node of the cluster is no longer down", about_broker.node_back)
-REFUSED = kinds.register("refused", "the broker refuses to delete a queue", about_broker.refused)
-LATE = kinds.register("late", "recorded deletions wait for too long", about_broker.late)
-UNRESPONSIVE = kinds.register("unresponsive", "a queue's process does not respond", about_broker.unresponsive)
-RESPONSIVE = kinds.register("responsive", "all queues respond again", about_broker.responsive)
-UNADDRESSABLE = kinds.register("unaddressable", "a queue has a name that no client can use", about_broker.unaddressable)
-UNCOUNTED = kinds.register("uncounted", "the broker lists no message counts", about_broker.uncounted)
+OUTAGE = _to_operators("outage", "the broker can't be queried", about_broker.outage)
+OUTAGE_OVER = _to_operators("outage-over", "the broker answers again", about_broker.outage_over)
+BRAKE = _to_operators("brake", "the brake blocks deletions", about_broker.brake)
+SHORT_LIST = _to_operators("short-list", "the broker lists far fewer queues than before", about_broker.short_list)
+ALARM = _to_operators("alarm", "a resource alarm is raised", about_broker.alarm)
+ALARM_OVER = _to_operators("alarm-over", "a resource alarm is over", about_broker.alarm_over)
+NODE_LOST = _to_operators("node-lost", "a node of the cluster is down", about_broker.node_lost)
+NODE_BACK = _to_operators("node-back", "a node of the cluster is no longer down", about_broker.node_back)
+REFUSED = _to_operators("refused", "the broker refuses to delete a queue", about_broker.refused)
+LATE = _to_operators("late", "recorded deletions wait for too long", about_broker.late)
+UNRESPONSIVE = _to_operators("unresponsive", "a queue's process does not respond", about_broker.unresponsive)
+RESPONSIVE = _to_operators("responsive", "all queues respond again", about_broker.responsive)
+UNADDRESSABLE = _to_operators("unaddressable", "a queue has a name that no client can use", about_broker.unaddressable)
+UNCOUNTED = _to_operators("uncounted", "the broker lists no message counts", about_broker.uncounted)
 NO_CONSUMERS = kinds.register(
     "no-consumers",
     "a queue has no consumer",

@@ -10,12 +10,12 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.paginator import Paginator
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts import audit
+from accounts.pages.common import page_of
 from core.refusals import Refusal
 from queues.actions import peek, single
 from queues.archives import reading
@@ -24,6 +24,7 @@ from queues.archives.message_display import MAX_PREVIEW_BYTES, line, shown
 from queues.archives.searching import Search
 from queues.models import Archive, Queue, Replay
 from queues.pages.destroy import describe_failure
+from queues.pages.forms import TimeInput
 from queues.pages.queue_list import offer_choices
 from queues.pages.visitors import Request, signed_in
 from queues.rules import restoring
@@ -32,7 +33,6 @@ from rabbit.errors import BrokerError
 from rabbit.fetching import Fetched
 from rabbit.names import readable
 
-ARCHIVES_PER_PAGE = 50
 MESSAGES_PER_PAGE = 20
 MAX_LAST = 100
 BINDINGS_SHOWN = 20
@@ -103,9 +103,7 @@ def archives_page(request: Request) -> HttpResponse:
         values = seen.order_by(name).exclude(**{name: None}).values_list(name, flat=True).distinct()
         if len(found := values[: CHOICES + 1]) <= CHOICES:
             offer_choices(form, name.partition("__")[0], [(value, readable(value)) for value in found])
-    page = Paginator(filtered.qs.select_related("pulse_user", "by"), ARCHIVES_PER_PAGE).get_page(
-        request.GET.get("page")
-    )
+    page = page_of(request, filtered.qs.select_related("pulse_user", "by"))
     filters = {name: value for name, value in request.GET.items() if value and name in ArchiveFilter.base_filters}
     return render(
         request,
@@ -126,11 +124,7 @@ class MessagesForm(forms.Form):
     """Which messages of an archive are listed."""
 
     search = forms.CharField(required=False, max_length=255, label="Text in routing key, header or body")
-    after = forms.DateTimeField(
-        required=False,
-        label="Published after (UTC)",
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )
+    after = forms.DateTimeField(required=False, label="Published after (UTC)", widget=TimeInput)
     first = forms.IntegerField(required=False, min_value=1, label="From message")
     last = forms.IntegerField(required=False, min_value=1, max_value=MAX_LAST, label="Last messages")
 

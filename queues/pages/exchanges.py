@@ -3,19 +3,18 @@
 from typing import Any, NamedTuple
 
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.models import PulseUser
+from accounts.pages.common import page_of
 from accounts.pages.forms import NameForm
 from core.refusals import Refusal
 from queues.actions import exchanges, single
 from queues.actions.exchanges import OwnExchange
 from queues.pages.destroy import describe_failure
 from queues.pages.queue import BINDINGS_SHOWN
-from queues.pages.queue_list import ROWS
 from queues.pages.visitors import Request, signed_in
 from rabbit.errors import BrokerError
 from rabbit.names import readable
@@ -48,7 +47,7 @@ def exchanges_page(request: Request) -> HttpResponse:
     except BrokerError as error:
         trouble, status = describe_failure(error, "The exchanges could not be listed", destructive=False)
         return render(request, "exchanges/exchanges.html", {**context, "trouble": trouble}, status=status)
-    page = Paginator(found, ROWS).get_page(request.GET.get("page"))
+    page = page_of(request, found)
     shown = [_exchange_shown(one) for one in page.object_list]
     return render(request, "exchanges/exchanges.html", {**context, "page": page, "exchanges": shown})
 

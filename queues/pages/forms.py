@@ -26,27 +26,24 @@ class TimeInput(forms.DateTimeInput):
 
 
 EMPTY = "In messages. Leave empty to use the default."
+OPTIONAL: dict[str, Any] = {"required": False, "show_hidden_initial": True}
+"""Of fields of which only those changed since the page was shown are set."""
 
 
 class LimitsForm(PlainForm):
     """A queue's own limits. ``actions.set_limits`` checks them."""
 
     unbounded = forms.BooleanField(
-        required=False, help_text="Guardian warns about the queue, but never deletes it for its length."
+        **OPTIONAL, help_text="Guardian warns about the queue, but never deletes it for its length."
     )
-    warn_length = forms.IntegerField(required=False, label="Warning threshold", help_text=EMPTY)
-    max_length = forms.IntegerField(required=False, label="Deletion limit", help_text=EMPTY)
+    warn_length = forms.IntegerField(**OPTIONAL, label="Warning threshold", help_text=EMPTY)
+    max_length = forms.IntegerField(**OPTIONAL, label="Deletion limit", help_text=EMPTY)
     limits_until = forms.DateTimeField(
-        required=False,
+        **OPTIONAL,
         label="Until (optional)",
         help_text="In UTC. Then the earlier limits return. A queue that is over them keeps these until it is not.",
         widget=TimeInput,
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            field.show_hidden_initial = True  # so that only fields changed since the page was shown are set
 
 
 class LimitRequestForm(PlainForm):

@@ -17,7 +17,7 @@ from django_htmx.http import HttpResponseClientRefresh
 from accounts.models import Owner
 from core.formatting import rate_in_words
 from queues.actions import limit_requests, rates, single
-from queues.actions.endings import bindings_at_deletion, ending
+from queues.actions.endings import WHY_REMOVED, bindings_at_deletion, ending
 from queues.guard import activity, feeding
 from queues.models import Archive, Move, Queue, QueueEvent, QueueSample, Watch
 from queues.moves.moving import may_move
@@ -276,8 +276,6 @@ BY_GUARDIAN = (
     QueueEvent.Kind.LIMITS_KEPT,
 )
 
-WHY_REMOVED = {"unregistered": "because it has no registration", "vhost": "with its virtual host"}
-
 
 def describe_event(event: QueueEvent) -> tuple[str, str, str]:
     """Return an event's kind, its details and its actor, in words. The actor is empty if nobody acted."""
@@ -302,7 +300,7 @@ def describe_event(event: QueueEvent) -> tuple[str, str, str]:
     if event.kind == QueueEvent.Kind.RESTORED:
         return what, f"to {readable(to)}" if (to := event.details["to"]) else "", who
     if "why" in event.details:
-        return what, WHY_REMOVED.get(event.details["why"], ""), "Guardian"
+        return what, WHY_REMOVED[event.details["why"]], "Guardian"
     before, after = event.details.get("before", {}), event.details.get("after", {})
     changed = [name for name in LIMITS if before.get(name) != after.get(name)]
     limits = "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed)

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
-from uuid import UUID
 
 from django import forms
 from django.core.paginator import Paginator
@@ -141,7 +140,8 @@ class Row:
 
     @property
     def limits(self) -> str:
-        return _limits_in_words(self.thresholds, self.spared)
+        most = "never deleted for its length" if self.spared else f"deletion limit {self.thresholds.max:,}"
+        return f"warning threshold {self.thresholds.warn:,}; {most}"
 
     @property
     def rate(self) -> str:
@@ -156,12 +156,6 @@ class Row:
     def dead_letters(self) -> bool:
         """Whether the queue is a dead-letter queue of agents."""
         return self.queue.registered and self.queue.name == DEAD_LETTER_QUEUE
-
-
-@lru_cache  # most queues have the same limits
-def _limits_in_words(limits: Thresholds, spared: bool) -> str:
-    most = "never deleted for its length" if spared else f"deletion limit {limits.max:,}"
-    return f"warning threshold {limits.warn:,}; {most}"
 
 
 @gzip_page
@@ -274,34 +268,20 @@ def headings(
     return found
 
 
-def uuids_in(text: str) -> list[UUID]:
-    """Return the UUIDs in a comma-separated list, at most one page of them. Other words are ignored."""
-    found = []
-    for word in text.split(",")[:ROWS]:
-        try:
-            found.append(UUID(word))
-        except ValueError:
-            continue
-    return found
-
-
 def rows_of(queues: Iterable[Queue], now: datetime | None = None, visitor: Owner | None = None) -> list[Row]:
     """Return the rows of these queues, with their trends up to ``now``, and what this visitor muted, if given."""
     listed = list(queues)
     trend_of = trends(listed, now) if now else {}
     deleted = deleted_by_guardian(listed)
     muted = notices.muted_until(listed, visitor) if visitor else {}
-    return [
-        replace(_row(queue, trend_of.get(queue.pk), was_deleted=queue.pk in deleted), muted_until=muted.get(queue.pk))
-        for queue in listed
-    ]
-
-
-def _row(queue: Queue, trend: Trend | None, *, was_deleted: bool) -> Row:
-    limits = thresholds.of_queue(queue)
-    length = None if queue.state == Queue.State.GONE else queue.length
-    bar = charts.bar(length, limits) if length is not None else None
-    return Row(queue, limits, not thresholds.has_limit(queue), bar, trend, was_deleted)
+    rows = []
+    for queue in listed:
+        limits, key = thresholds.of_queue(queue), queue.pk
+        length = None if queue.state == Queue.State.GONE else queue.length
+        bar = charts.bar(length, limits) if length is not None else None
+        spared = not thresholds.has_limit(queue)
+        rows.append(Row(queue, limits, spared, bar, trend_of.get(key), key in deleted, muted_until=muted.get(key)))
+    return rows
 
 
 def _with_choices(form: forms.Form, vhosts: list[str], pulse_users: list[str]) -> forms.Form:
@@ -324,7 +304,7 @@ def offer_choices(form: forms.Form, name: str, choices: list[tuple[str, str]]) -
         form.fields[name].widget = forms.HiddenInput()
 
 
-def outlook(row: Row, found: Diagnosis | None = None) -> str:
+def outlook(row: Row, found: Diagnosis | None) -> str:
     """Return what happens next, in one or two sentences, beside this diagnosis."""
     queue, limits, grows = row.queue, row.thresholds, row.growth
     if queue.state == Queue.State.GONE:

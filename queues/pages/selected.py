@@ -7,14 +7,15 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods
 
+from accounts.pages.common import uuids_in
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
 from core.confirmation import ConfirmationRequired
-from core.each import report_attempts, report_results
+from core.each import report_attempts
 from queues.actions import selected, single
 from queues.models import Queue
 from queues.pages.forms import LimitsForm
 from queues.pages.notices import mute
-from queues.pages.queue_list import uuids_in
+from queues.pages.queue_list import ROWS
 from queues.pages.visitors import Request, signed_in
 
 DONE = {"delete": "deleted", "purge": "purged"}
@@ -27,7 +28,8 @@ def queues_selected(request: Request) -> HttpResponse:
     """Delete, purge, mute or limit the selected queues. The pressed button selects the action."""
     if request.method != "POST":
         return redirect("queues")
-    queues = selected.find(request.user, uuids_in(",".join(request.POST.getlist("uuid"))))
+    uuids = [uuid for text in request.POST.getlist("uuid")[:ROWS] for uuid in uuids_in(text)]
+    queues = selected.find(request.user, uuids)
     action = request.POST.get("action", "")
     if not queues:
         messages.warning(request, "Select queues in the list first.")
@@ -73,13 +75,11 @@ def _limit(request: Request, queues: list[Queue]) -> HttpResponse:
     if form.is_valid():
         typed, confirm = typed_confirmation(request, _number(queues))
         try:
-            refused = single.set_limits_of_all(queues, request.user, form.cleaned_data, confirm)
+            results = single.set_limits_of_all(queues, request.user, form.cleaned_data, confirm)
         except ConfirmationRequired as required:
             about = f"With these limits, the next pass deletes the queues. {fate_of_messages()}"
             return confirm_page(request, required, typed, title="Set these limits?", about=about, back=_list(request))
-        succeeded = [str(queue) for queue in queues if queue.pk not in refused]
-        failed = [(str(queue), refused[queue.pk]) for queue in queues if queue.pk in refused]
-        report_results(request, succeeded, "given these limits", failed)
+        report_attempts(request, results, "given these limits")
         return redirect(_list(request))
     return render(request, "queues/selected_limits.html", {"queues": queues, "form": form})
 

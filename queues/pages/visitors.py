@@ -5,17 +5,16 @@ from functools import wraps
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django_htmx.http import HttpResponseClientRefresh
 from django_htmx.middleware import HtmxDetails
 
-from accounts.models import Owner
+from accounts.pages.common import OwnersRequest
 
 View = Callable[..., HttpResponse]
 
 
-class Request(HttpRequest):
-    user: Owner
+class Request(OwnersRequest):
     htmx: HtmxDetails
 
 

@@ -9,7 +9,6 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from notifications.models import Notification
 from notifications.sending import send_due
-from queues.mails import weekly
 from queues.mails.weekly import enqueue_weekly_summaries, last_monday
 from queues.models import Queue, QueueEvent
 from tests.support.toolbox import in_parallel, stored_queue
@@ -168,17 +167,7 @@ def test_a_summary_is_deferred_in_quiet_hours():
     assert Notification.objects.get().deferred_until is not None
 
 
-@pytest.mark.parametrize("owners", [1, 10])
-def test_the_statements_of_summaries_do_not_grow_with_the_owners(django_assert_num_queries, owners):
-    for number in range(owners):
-        _, pulse_user = owner_of(f"o{number}")
-        event(queue(pulse_user, "builds", ready=3, consumers=0), "warned")
-    with django_assert_num_queries(11):
-        assert enqueue_weekly_summaries() == owners
-
-
-def test_concurrent_runs_enqueue_each_summary_once_in_several_batches(monkeypatch):
-    monkeypatch.setattr(weekly, "BATCH", 2)
+def test_concurrent_runs_enqueue_each_summary_once():
     for number in range(5):
         queue(owner_of(f"o{number}")[1], "builds")
     assert sum(in_parallel(*[enqueue_weekly_summaries] * 3)) == len(recipients()) == 5

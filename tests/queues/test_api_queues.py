@@ -9,7 +9,7 @@ from notifications import preferences
 from notifications.models import Channel
 from queues.actions import single
 from queues.guard import destroying
-from queues.models import Queue, QueueEvent, QueueSample, Watch
+from queues.models import Queue, QueueSample, Watch
 from tests.support.api import Program
 from tests.support.toolbox import call_before, stored_queue, wait_until
 
@@ -195,10 +195,7 @@ def test_events_have_pages_with_the_newest_first(alice, pulse_user, operator):
     queue = row("queue/alice/q", pulse_user)
     now = timezone.now()
     for number in range(30):
-        QueueEvent.objects.create(
-            queue=queue, vhost="/", queue_name=queue.name, kind="warned", by=operator,
-            at=now + timedelta(seconds=number), details={"length": number},
-        )  # fmt: skip
+        queue.new_event("warned", operator, now + timedelta(seconds=number), length=number).save()
     answer = Program(alice).get(f"queues/{queue.uuid}/events/")
     assert answer["X-Result-Count"] == "30"
     assert [event["details"]["length"] for event in answer.json()] == list(range(29, 19, -1))

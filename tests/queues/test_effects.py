@@ -323,11 +323,6 @@ def test_a_pulse_user_with_queues_is_deleted_after_a_confirmation(
     assert queue_names(management, guarded) == set()
 
 
-@pytest.mark.parametrize("body", [[], {"confirm": ["x"]}, {"confirm": "\0"}])
-def test_an_invalid_body_of_a_deletion_is_refused(alice, pulse_user, queue, away, body):
-    assert Program(alice).delete("pulse-users/alice/", body).status_code == 400
-
-
 @pytest.fixture
 def agents_queue(alice, compute):  # noqa: F811
     """Return the queue that an agent of Alice registered, as stored by a pass, with three messages."""

@@ -9,19 +9,13 @@ from queues.models import Queue, QueueSample, Watch
 from queues.pages.queue_list import rows_of
 from queues.rules.listing import WITHOUT_CONSUMER
 from queues.rules.states import should_have_consumer
-from tests.support.toolbox import queue_row
+from tests.support.toolbox import stored_queue
 
 pytestmark = pytest.mark.django_db
 
 
-def new_queue(name, *, pulse_user=None, **fields):
-    return queue_row(name, pulse_user=pulse_user, **{"ready": 3, "unacknowledged": 0, **fields})
-
-
 def make_queue(name="queue/alice/builds", **fields):
-    made = new_queue(name, **fields)
-    made.save()
-    return made
+    return stored_queue(name, **{"ready": 3, "unacknowledged": 0, **fields})
 
 
 @pytest.fixture
@@ -64,16 +58,6 @@ def test_an_owner_sees_own_queues_and_an_operator_all(visit, pulse_user, client)
     assert names(visit()) == ["queue/alice/builds"]
     client.force_login(Owner.objects.create_superuser("ops@example.org"))
     assert sorted(names(visit())) == ["celery", "queue/alice/builds", "queue/bob/jobs"]
-
-
-def test_queues_are_sorted_by_state_then_by_their_share_of_the_limit(visit, pulse_user):
-    make_queue("a", pulse_user=pulse_user, ready=10)
-    make_queue("b", pulse_user=pulse_user, ready=4_000, state="warned")
-    make_queue("c", pulse_user=pulse_user, ready=9_000, state="deleting")
-    make_queue("d", pulse_user=pulse_user, ready=5_000, state="warned")
-    make_queue("e", pulse_user=pulse_user, ready=20)
-    make_queue("f", pulse_user=pulse_user, ready=None)
-    assert names(visit()) == ["c", "d", "b", "e", "a", "f"]
 
 
 def test_what_is_critical_comes_first_whatever_its_state(visit, pulse_user):

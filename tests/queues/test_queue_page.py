@@ -30,9 +30,7 @@ def alices_queue(as_alice):
         "queue/alice/<b>\u202e", ready=2100, unacknowledged=4, state="warned", pulse_user=PulseUser.objects.get(),
         consumers=2,
     )  # fmt: skip
-    QueueEvent.objects.create(
-        queue=queue, vhost="/", queue_name=queue.name, kind="warned", at=now, details={"length": 7}
-    )
+    queue.new_event("warned", at=now, length=7).save()
     Watch.objects.create(listed_at=now, consumers_counted_at=now)
     return queue
 
@@ -164,9 +162,7 @@ def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alic
         ("adjusted", operator, {"before": {"warn_length": None}, "after": {"warn_length": 3000}}),
         ("removed", None, {"length": 1, "with": "alice"}),
     ):
-        QueueEvent.objects.create(
-            queue=alices_queue, vhost="/", queue_name="q", kind=kind, at=timezone.now(), by=by, details=details
-        )
+        alices_queue.new_event(kind, by, **details).save()
     page = page_of(alices_queue, client)
     for what in ("purged", "12,345", "limits changed (warning threshold: 3,000)", "ops@example.org",
                  "deleted (with the Pulse user alice)"):  # fmt: skip
@@ -182,7 +178,7 @@ def test_the_page_lists_events_with_actor_and_details(alices_queue, client, alic
         ("returned", {}, ("back on the broker", "", "")),
         ("warned", {}, ("reached its warning threshold", "", "")),
         ("removed", {}, ("deleted", "", "a deleted owner")),
-        ("removed", {"why": "unregistered"}, ("deleted", "because it has no registration", "Guardian")),
+        ("removed", {"why": "unregistered"}, ("deleted", "because it had no registration", "Guardian")),
     ],
 )
 def test_an_event_names_who_acted_if_anybody_did(kind, details, described):
@@ -192,7 +188,7 @@ def test_an_event_names_who_acted_if_anybody_did(kind, details, described):
 @pytest.mark.parametrize(("later", "shown"), [(1, True), (-1, False)])
 def test_the_page_says_that_a_deletion_is_in_progress(alices_queue, client, alice, later, shown):
     at = Watch.objects.get().listed_at + timedelta(seconds=later)
-    QueueEvent.objects.create(queue=alices_queue, vhost="/", queue_name="q", kind="removing", at=at, by=alice)
+    alices_queue.new_event("removing", alice, at).save()
     assert ("requested the deletion of this queue" in page_of(alices_queue, client)) is shown
 
 
@@ -232,9 +228,7 @@ def test_the_chart_of_an_unknown_length_says_so(alices_queue, client):
 def test_the_chart_marks_events_in_words(alices_queue, client, operator):
     now = timezone.now()
     Queue.objects.update(unattended_since=now - timedelta(minutes=30))
-    QueueEvent.objects.create(
-        queue=alices_queue, vhost="/", queue_name="q", kind="purged", at=now - timedelta(minutes=20), by=operator
-    )
+    alices_queue.new_event("purged", operator, now - timedelta(minutes=20)).save()
     _, _, marks = page_of(alices_queue, client).partition('<ol class="marks">')
     words = re.findall("</time> ([^<]*)</li>", marks.partition("</ol>")[0])
     assert words == ["first seen without a consumer", "purged by ops@example.org", "reached its warning threshold"]

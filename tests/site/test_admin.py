@@ -1,11 +1,12 @@
 """The admin: its lists and permissions, and what its actions do on the broker and report."""
 
 import itertools
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
-from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount
+from django.apps import apps
 from django.contrib import admin as administration
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
@@ -16,28 +17,17 @@ from django.utils import timezone
 from accounts import audit
 from accounts.access import vouching
 from accounts.access.tokens import create_token
-from accounts.models import AuditEntry, AuthToken, Invitation, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.models import AuditEntry, AuthToken, Owner, PulseUser
 from accounts.signing_in.links import create_link
-from agents.models import (
-    AgentIdentity,
-    AgentProcessor,
-    AgentService,
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Offering,
-    SubscriptionQueue,
-    Sweep,
-)
-from core import sealing
+from agents.models import Offering, SubscriptionQueue
 from core.admin import AuditedAdmin
-from core.models import Lease, Removal
-from message_store import applications
+from core.models import Removal
 from notifications import sending
-from notifications.models import Channel, Notification
+from notifications.models import Notification
 from queues.guard.once import run_once
-from queues.models import Archive, Move, Pass, Queue, QueueEvent, Replay, Watch
+from queues.models import Queue, QueueEvent
 from tests.support.chromium import sign_in
+from tests.support.rows import create_row
 from tests.support.toolbox import (
     AWAY,
     AWAY_AMQP,
@@ -103,7 +93,7 @@ NOT_SHOWN = {
     **dict.fromkeys(("message_store.Worker", "message_store.PartitionLease"), "written by workers all the time"),
 }
 WITHOUT_PAGES = {"accounts.AuthToken": "its address would have its digest in it"}
-numbers = itertools.count()
+numbers, made = itertools.count(), []
 
 
 def make_queue(**fields):
@@ -122,37 +112,9 @@ def make_pulse_user():
     return pulse_user
 
 
-def make_invitation():
-    pulse_user = make_pulse_user()
-    return Invitation.objects.create(pulse_user=pulse_user, inviter=pulse_user.owners.first(), invitee=make_owner())
-
-
 def make_notification(**fields):
     fields = {"kind": "warning", "about": f"queue {next(numbers)}", "recipient": "alice@example.org", **fields}
     return Notification.objects.create(**{"facts": {}, "created": NOW, "due_at": NOW, "state": "failed", **fields})
-
-
-def make_identity():
-    offering = Offering.objects.create(name="Compute")
-    offering.members.add(owner := make_owner())
-    return AgentIdentity.objects.create(owner=owner, offering=offering, name="agent", sealed_config=SECRET)
-
-
-def make_service():
-    return AgentService.objects.create(identity=make_identity(), name="orders")
-
-
-def make_subscription():
-    identity = make_identity()
-    return EventSubscription.objects.create(owner=identity.owner, identity=identity, object_type="order")
-
-
-def make_subscription_queue():
-    subscription, name = make_subscription(), f"subscription_{next(numbers)}"
-    return SubscriptionQueue.objects.create(
-        subscription=subscription, offering=subscription.identity.offering, object_type="order", vhost="v",
-        queue_name=name,
-    )  # fmt: skip
 
 
 def make_token():
@@ -161,69 +123,44 @@ def make_token():
     return AuthToken.objects.get(uuid=token.uuid)
 
 
-def make_archive():
-    return Archive.objects.create(
-        queue=make_queue(), pulse_user=make_pulse_user(), vhost="/", queue_name="q", reason="length", state="kept",
-        by=make_owner(), created=NOW, expires=NOW,
-    )  # fmt: skip
-
-
 def make_entry():
     audit.record(make_owner(), "purged", make_queue(), outcome_of="a test")
     return AuditEntry.objects.latest("pk")
 
 
-def make_application_key():
-    key, _ = applications.create_key(applications.create_application(f"application-{next(numbers)}"))
-    key.digest = f"{SECRET}{key.pk}"
-    key.save()
-    return key
+def make_offering():
+    offering = Offering.objects.create(name=f"Compute {next(numbers)}")
+    offering.members.add(make_owner())
+    return offering
 
 
-MAKE = {
+SECRETS = {
+    "agents.AgentIdentity": "sealed_config",
+    "notifications.Channel": "sealed_url",
+    "message_store.ApplicationKey": "digest",
+}
+"""The columns that no page may show."""
+
+
+def make(label):
+    """Create a row of this model, with all rows that it can refer to."""
+    row = create_row(apps.get_model(label), "default", made, is_full=True)
+    if column := SECRETS.get(label):
+        setattr(row, column, f"{SECRET}{row.pk}")
+        row.save()
+    return row
+
+
+MAKE = {label: partial(make, label) for label in ALLOWED} | {
     "accounts.Owner": make_owner,
-    "accounts.Vouching": lambda: Vouching.objects.create(owner=make_owner(), by=make_owner(), vouched=True),
     "accounts.AuthToken": make_token,
     "accounts.PulseUser": make_pulse_user,
-    "accounts.NotificationAddress": lambda: NotificationAddress.objects.create(
-        pulse_user=make_pulse_user(), email="team@example.org", added_by=make_owner()
-    ),
-    "accounts.Invitation": make_invitation,
     "accounts.AuditEntry": make_entry,
-    "account.EmailAddress": lambda: EmailAddress.objects.create(user=(one := make_owner()), email=one.email),
     "socialaccount.SocialAccount": lambda: SocialAccount.objects.create(
         user=make_owner(), provider="oidc", uid=str(next(numbers)), extra_data={"secret": SECRET}
     ),
-    "queues.Queue": lambda: make_queue(pulse_user=make_pulse_user(), owner=make_owner()),
-    "queues.QueueEvent": lambda: QueueEvent.objects.create(
-        queue=make_queue(), vhost="/", queue_name="q", kind="warned", at=NOW, by=make_owner()
-    ),
-    "queues.Archive": make_archive,
-    "queues.Replay": lambda: Replay.objects.create(
-        archive=make_archive(), to_queue="q", first=1, last=1, by=make_owner(), created=NOW
-    ),
-    "queues.Move": lambda: Move.objects.create(queue=make_queue(), to_queue="q", total=1, by=make_owner(), created=NOW),
     "notifications.Notification": lambda: make_notification(about=f"queue {make_queue().pk}"),
-    "notifications.Channel": lambda: Channel.objects.create(
-        owner=make_owner(), name="chat", service="Slack", sealed_url=sealing.seal(sealing.CHANNELS, SECRET)
-    ),
-    "queues.Pass": lambda: Pass.objects.create(at=NOW),
-    "agents.Sweep": lambda: Sweep.objects.create(kind="orphans", at=NOW),
-    "queues.Watch": lambda: Watch.objects.create(id=next(numbers) % 30_000),
-    "core.Lease": lambda: Lease.objects.create(name=f"lease {next(numbers)}"),
-    "core.Removal": lambda: Removal.objects.create(kind="queue", vhost="v", name=f"{next(numbers)}"),
-    "agents.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
-    "agents.Offering": lambda: make_identity().offering,
-    "agents.AgentIdentity": make_identity,
-    "agents.AgentService": make_service,
-    "agents.AgentProcessor": lambda: AgentProcessor.objects.create(service=make_service(), name="slurm", last_run=NOW),
-    "agents.EventSubscription": make_subscription,
-    "agents.SubscriptionQueue": make_subscription_queue,
-    "agents.Consumer": lambda: Consumer.objects.create(
-        identity=make_identity(), vhost="v", queue_name=f"consumer_{next(numbers)}"
-    ),
-    "message_store.Application": lambda: applications.create_application(f"application-{next(numbers)}"),
-    "message_store.ApplicationKey": make_application_key,
+    "agents.Offering": make_offering,
 }
 
 
@@ -262,7 +199,7 @@ def test_every_model_is_in_the_admin_or_has_a_reason_not_to_be():
         for model in administration.sites.apps.get_app_config(app).get_models()
     }
     assert ours <= registered | set(NOT_SHOWN)
-    assert registered == set(ALLOWED) == set(MAKE)
+    assert registered == set(ALLOWED)
 
 
 @pytest.mark.parametrize("label", ALLOWED)
@@ -277,7 +214,6 @@ def test_forms_allow_only_changes_that_keep_database_and_broker_consistent(admin
     for address in (page, f"{page}{row.pk}/change/", f"{page}{row.pk}/delete/"):
         text = admin.get(address).text
         assert SECRET not in text
-        assert sealing.seal(sealing.CHANNELS, "x")[:6] not in text
     for text in (row.uuid.hex, str(row.uuid)) if hasattr(row, "uuid") else ():
         assert [*admin.get(page, {"q": text}).context["cl"].result_list] == [row]
     deleted = admin.post(f"{page}{row.pk}/delete/", {"post": "yes"})
@@ -653,12 +589,6 @@ def test_an_operator_revokes_tokens_after_confirming(admin):
     assert AuthToken.objects.count() == 3
     assert messages_of(confirm(admin, page)) == ["2 are revoked: nightly, nightly."]
     assert AuthToken.objects.get() == tokens[0]
-    for odd in ("x", ""):
-        assert (
-            choose_action(admin, AuthToken, "revoke", tokens[0], post="yes", chosen=odd, select_across="1").status_code
-            == 302
-        )
-    assert AuthToken.objects.get() == tokens[0]
 
 
 def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
@@ -674,7 +604,7 @@ def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
 def test_the_brake_limits_the_agents_queues_of_an_action(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     settings.GUARDIAN_DELETE_BRAKE = 2
-    rows = [make_subscription_queue() for _ in range(3)]
+    rows = [make("agents.SubscriptionQueue") for _ in range(3)]
     for label, picked in (
         ("agents.SubscriptionQueue", rows),
         ("agents.EventSubscription", [row.subscription for row in rows]),

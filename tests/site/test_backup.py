@@ -25,8 +25,9 @@ from queues.guard import once
 from queues.models import Queue
 from tests.conftest import Amqp
 from tests.site.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
-from tests.site.test_migrations import FIRST, contents, create_row, empty_database, guardian_models, migrate  # noqa: F401
+from tests.site.test_migrations import FIRST, contents, empty_database, guardian_models, migrate  # noqa: F401
 from tests.support.agents import RegisteredAgent, backdate_registrations
+from tests.support.rows import create_row
 from tests.support.served import database_url
 from tests.support.toolbox import wait_until
 from tools import invariants

@@ -80,9 +80,11 @@ def test_a_forbidden_page_says_why(visitor):
 
 
 @pytest.mark.parametrize("address", ["/broken/", "/api/broken/"])
-def test_an_internal_error_shows_no_details(visitor, address):
-    answer = visitor.get(address)
-    assert answer.status_code == 500
+def test_an_internal_error_shows_the_request_id_and_no_details(visitor, settings, address):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+    answer = visitor.get(address, headers={"X-Request-ID": "say-this"})
+    assert (answer.status_code, answer["X-Request-ID"]) == (500, "say-this")
+    assert "say-this" in answer.text
     assert "secret" not in answer.text
     assert "Traceback" not in answer.text
     if address.startswith("/api/"):

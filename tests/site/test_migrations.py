@@ -4,7 +4,6 @@ A migration therefore only adds. To remove something, one release stops using it
 migration that drops it is listed in ``CONTRACTS`` with the reason why no running code uses it.
 """
 
-import datetime
 import os
 import re
 import subprocess
@@ -28,6 +27,7 @@ from guardian_site import api_urls
 from message_store.models import Application, ApplicationKey, MessageRow, Position
 from tests.site.test_docs import FROM_BEFORE_VERSION_1, shell
 from tests.support.plugin import ROOT
+from tests.support.rows import MOMENT, create_row
 from tests.support.served import database_url, serving
 from tools.postgresql import binaries
 
@@ -204,38 +204,6 @@ def empty_database(tmp_path, transactional_db, django_db_blocker):
         if connection.vendor == "postgresql":
             with connection._nodb_cursor() as cursor:
                 cursor.execute(f'DROP DATABASE "{name}"')
-
-
-MOMENT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-
-
-def create_row(model, alias, made):
-    """Create a row with the rows that it references, and return it."""
-    values = {}
-    for field in model._meta.concrete_fields:
-        if field.is_relation and not field.null:
-            values[field.name] = create_row(field.remote_field.model, alias, made)
-        elif not field.auto_created and (field.unique or not (field.has_default() or field.null)):
-            values[field.name] = sample_value(field, len(made))
-    row = model._base_manager.using(alias).create(**values)
-    made.append(row)
-    return row
-
-
-def sample_value(field, number):
-    if isinstance(field, models.UUIDField):
-        return uuid.uuid4()
-    if isinstance(field, models.DateTimeField):
-        return MOMENT
-    if isinstance(field, models.BooleanField):
-        return True
-    if isinstance(field, models.IntegerField | models.FloatField):
-        return number
-    if isinstance(field, models.JSONField):
-        return {"number": number}
-    if isinstance(field, models.BinaryField):
-        return b"\x00\xff"
-    return f"{field.name[:3]}-{number}"[: field.max_length]
 
 
 def guardian_models(apps):

@@ -21,7 +21,7 @@ from agents.sweeps import sweep
 from guardian_site import middleware
 from message_store import queues as stored_queues
 from message_store.queues import MessageInput
-from queues.models import QueueEvent, QueueSample
+from queues.models import QueueSample
 from rabbit.management import Management
 from tests.site.test_admin import MAKE, path_of
 from tests.site.test_who_may import PULSE_USER, TABLE, VISITORS, World, world  # noqa: F401
@@ -76,9 +76,7 @@ def add_rows(world: World, management: Management, number: int) -> None:
     for queue in (world.queue.name, names["pulse_user"]):
         management.bind_queue(world.vhost, f"exchange/{PULSE_USER}/events", queue, f"{number}")
     QueueSample.objects.create(queue=world.queue, at=now, length=number)
-    QueueEvent.objects.create(
-        queue=world.queue, vhost=world.vhost, queue_name=world.queue.name, kind="warned", at=now, by=guest
-    )
+    world.queue.new_event("warned", guest).save()
     archive = store_archive(b"1", pulse_user=world.pulse_user, queue=world.queue, by=guest)
     copied(world.replay, archive=archive, by=guest)
     copied(world.replay, by=guest)

@@ -7,12 +7,11 @@ import sys
 
 import pytest
 from celery import shared_task, signals
-from django.test import Client, override_settings
-from django.urls import path
+from django.test import Client
 from kombu import Connection
 
 from core import broker
-from guardian_site import tracing, urls
+from guardian_site import tracing
 from rabbit.threads import ContextThreadPool
 from tests.support.plugin import ROOT
 from tests.support.recorder import Recorder
@@ -50,24 +49,6 @@ def test_each_request_without_an_id_gets_a_new_one():
     ids = {Client().get(page)["X-Request-ID"] for page in ("/healthz", "/healthz", "/no-such-page", "/static/no.css")}
     assert len(ids) == 4
     assert tracing.current() == ""
-
-
-def fail_view(request):
-    raise RuntimeError("broken")
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("under", ["/", "/api/"])
-@override_settings(ROOT_URLCONF=__name__, ALLAUTH_TRUSTED_PROXY_COUNT=1)
-def test_an_error_page_shows_the_request_id(under):
-    answer = Client(raise_request_exception=False, headers={"X-Request-ID": "say-this"}).get(f"{under}broken/")
-    assert answer.status_code == 500
-    assert answer["X-Request-ID"] == "say-this"
-    assert "say-this" in answer.content.decode()
-
-
-handler500 = urls.handler500
-urlpatterns = [path("broken/", fail_view), path("api/broken/", fail_view), *urls.urlpatterns]
 
 
 def test_requests_to_the_broker_have_the_id(settings):

@@ -180,9 +180,7 @@ def populated(guarded, amqp: Amqp, broker, management, username):
     builds.moves.create(to_queue=ODD, total=2, sent=1, by=operator, created=archive.created)
     builds.moves.create(to_exchange=ODD, total=2, state="failed", error=ODD, created=archive.created)
     gone = stored_queue(f"queue/{pulse_user}/gone", vhost=guarded, state="gone", pulse_user=pulse_user)
-    gone.events.create(
-        vhost=guarded, queue_name=gone.name, kind="deleted", at=archive.created, details={"length": 11, "max": 10}
-    )
+    gone.new_event("deleted", at=archive.created, length=11, max=10).save()
     store_archive(b"1", name=gone.name, vhost=guarded, queue=gone)
     return operator
 

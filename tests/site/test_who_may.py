@@ -28,14 +28,13 @@ from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, 
 from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
-from queues.archives.chunks import pack
-from queues.models import Archive, MessageWatch, Move, Queue, Replay
+from queues.models import MessageWatch, Move, Replay
 from rabbit.errors import NotOnBroker
-from rabbit.fetching import Fetched
 from rabbit.management import Management
 from rabbit.names import WATCH_QUEUE
 from tests.support.agents import broker_restored
-from tests.support.archives import encoded
+from tests.support.archives import store_archive
+from tests.support.toolbox import stored_queue
 
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -490,17 +489,10 @@ class World:
         owner = self.people["owner"]
         self.pulse_user = PulseUser.objects.create(username=PULSE_USER, ready=True)
         self.pulse_user.owners.set([owner, self.people["co-owner"]])
-        self.queue = Queue.objects.create(
-            uuid=QUEUE, vhost=vhost, name=f"queue/{PULSE_USER}/builds", type="classic", durable=True, auto_delete=False,
-            exclusive=False, ready=1, unacknowledged=0, pulse_user=self.pulse_user,
-            first_seen=timezone.now(), last_seen=timezone.now(),
-        )  # fmt: skip
-        self.archive = Archive.objects.create(
-            vhost=vhost, queue_name=self.queue.name, pulse_user=self.pulse_user, queue=self.queue, reason="length",
-            state="kept", messages=1, created=timezone.now(), expires=timezone.now(),
-        )  # fmt: skip
-        message = Fetched(b"1", {}, {}, "", self.queue.name, False)
-        self.archive.chunks.create(first=1, count=1, data=pack([encoded(message)]))
+        name = f"queue/{PULSE_USER}/builds"
+        owned = {"vhost": vhost, "pulse_user": self.pulse_user}
+        self.queue = stored_queue(name, uuid=QUEUE, ready=1, unacknowledged=0, **owned)
+        self.archive = store_archive(b"1", name=name, queue=self.queue, **owned)
         self.replay = Replay.objects.create(
             archive=self.archive, to_queue=self.queue.name, first=1, last=1, by=owner, created=timezone.now()
         )
