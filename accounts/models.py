@@ -225,7 +225,6 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.is_active and self.is_staff
 
     def get_full_name(self) -> str:
-        """Return the full name, or the address if there is none."""
         return self.full_name or self.email
 
     def get_short_name(self) -> str:

@@ -43,27 +43,22 @@ class PulseUserAdmin(AuditedAdmin):
     actions = ["set_thresholds"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Fetch the owners of all Pulse users in one query."""
         pulse_users: QuerySet[PulseUser] = super().get_queryset(request)
         return pulse_users.prefetch_related("owners")
 
     @admin.display(description="owners")
     def owned_by(self, pulse_user: PulseUser) -> str:
-        """Return the owners' addresses."""
         return ", ".join(owner.email for owner in pulse_user.owners.all())
 
     @admin.display(ordering="warn_length")
     def warning_threshold(self, pulse_user: PulseUser) -> str:
-        """Return the warning threshold that applies."""
         return _warning_threshold(pulse_user)
 
     @admin.display(ordering="max_length")
     def deletion_limit(self, pulse_user: PulseUser) -> str:
-        """Return the deletion limit that applies."""
         return _deletion_limit(pulse_user)
 
     def view_on_site(self, pulse_user: PulseUser) -> str:
-        """Return the URL of the Pulse user's page."""
         return reverse("pulse_user", args=[pulse_user.username])
 
     @confirmed_action(
@@ -81,7 +76,6 @@ class PulseUserAdmin(AuditedAdmin):
     def set_thresholds(
         self, request: HttpRequest, pulse_users: list[PulseUser], warn_length: int | None, max_length: int | None
     ) -> None:
-        """Set the warning threshold and the deletion limit for queues without thresholds of their own."""
         missing = thresholds.set_thresholds_of_all(
             pulse_users, warn_length, max_length, current_operator(request), given_confirmation(request)
         )

@@ -33,7 +33,6 @@ class CanonicalURLField(serializers.HyperlinkedIdentityField):
     """The URL of a resource, built from GUARDIAN_BASE_URL instead of the request's host."""
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]  # not the library's subclass of str
-        """Return the URL."""
         return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
 
 
@@ -46,7 +45,6 @@ class HexURLField(serializers.ReadOnlyField):
         self.view_name = view_name
 
     def to_representation(self, value: Any) -> str:
-        """Return the URL."""
         return object_url(self.view_name, value.uuid)
 
 

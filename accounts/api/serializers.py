@@ -128,7 +128,6 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
         return [invitation.invitee.email for invitation in pulse_user.invitations.all()]
 
     def get_notification_emails(self, pulse_user: PulseUser) -> list[str]:
-        """Return the addresses only."""
         return [address.email for address in pulse_user.notification_addresses.all()]
 
 
@@ -188,7 +187,6 @@ class PulseUserDetailSerializer(PulseUserSerializer):
 
     @extend_schema_field(PermissionsSerializer(many=True, allow_null=True))
     def get_permissions(self, pulse_user: PulseUser) -> list[dict[str, Any]] | None:
-        """Return the permissions that the view fetched from the broker."""
         by_vhost: dict[str, Permissions] | None = self.context["permissions"]
         if by_vhost is None:
             return None
@@ -406,12 +404,10 @@ class MeSerializer(OwnerSerializer):
         read_only_fields = fields
 
     def get_may_vouch(self, owner: Owner) -> bool:
-        """Return the value that the view determined."""
         return bool(self.context["may_vouch"])
 
     @extend_schema_field(VouchingSerializer(allow_null=True))
     def get_vouching(self, owner: Owner) -> Any:
-        """Return the last record."""
         last = owner.vouchings.select_related("by").first()
         return None if last is None else VouchingSerializer(last).data
 

@@ -92,7 +92,6 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
     tells_secrets = ("create", "rotate_password")
 
     def get_queryset(self) -> QuerySet[PulseUser]:
-        """Return the Pulse users that the user may see; in a list, those that match the search."""
         seen = PulseUser.objects.seen_by(self.request.user)
         if self.action == "list" and (search := search_in(self.request)):
             seen = seen.search(search)
@@ -309,7 +308,6 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
     lookup_field = "uuid"
 
     def get_queryset(self) -> QuerySet[Owner]:
-        """Return the owners that the user may see."""
         if self.request.user.is_staff:
             return vouching.listed_owners()
         if vouching.may_vouch(self.request.user):
@@ -317,7 +315,6 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         return Owner.objects.none()
 
     def filter_queryset(self, queryset: QuerySet[Owner, Any]) -> QuerySet[Owner, Any]:
-        """Return the owners that match the search."""
         search = search_in(self.request)
         if self.action == "list" and search:
             return queryset.filter(owners_matching(search))
@@ -479,7 +476,6 @@ class Me(StrictParameters, GenericViewSet[Owner]):
     pagination_class = None
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Add whether the user may vouch for others."""
         return {**super().get_serializer_context(), "may_vouch": vouching.may_vouch(self.request.user)}
 
     @extend_schema(operation_id="me")

@@ -50,7 +50,6 @@ class NewEventConsumerSerializer(NewConsumerSerializer):
     )
 
     def validate_scopes(self, scopes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Refuse anything but one offering."""
         if [one["type"] for one in scopes] != [OFFERING]:
             raise serializers.ValidationError(ONE_OFFERING)
         return scopes
@@ -83,7 +82,9 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
     auth_kind = serializers.CharField(default="token")
     auth_token_prefix = serializers.CharField(default="")
     auth_token_name = serializers.CharField(default="")
-    authorized_via = serializers.SerializerMethodField()
+    authorized_via = serializers.SerializerMethodField(
+        help_text="`staff` for operators, `scope_role` for members of the offering."
+    )
     consumers = serializers.IntegerField(
         allow_null=True, help_text="How many clients read it, as counted every minute."
     )
@@ -101,19 +102,15 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
 
     @extend_schema_field(ScopeSerializer(many=True))
     def get_scopes(self, consumer: Consumer) -> list[dict[str, str]]:
-        """Return the offering."""
         return [{"type": OFFERING, "uuid": consumer.identity.offering.uuid.hex}]
 
     def get_queue_created(self, consumer: Consumer) -> bool:
-        """Return whether RabbitMQ has the queue."""
         return consumer.state == Registration.READY
 
     def get_authorized_via(self, consumer: Consumer) -> str:
-        """Return `staff` for operators, `scope_role` for members of the offering."""
         return "staff" if consumer.identity.owner.is_staff else "scope_role"
 
     def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
-        """Return why no event reaches the client."""
         return blocked_reason(consumer)
 
 
@@ -129,7 +126,6 @@ class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has n
         fields: list[str] = []
 
     def filter_is_global(self, queryset: QuerySet[Consumer], name: str, value: bool) -> QuerySet[Consumer]:
-        """Return no consumers, or all."""
         return queryset.none() if value else queryset
 
 
@@ -144,7 +140,6 @@ class EventConsumers(RemovableByUUID[Consumer]):
     filterset_class = EventConsumerFilter
 
     def get_queryset(self) -> QuerySet[Consumer]:
-        """Return the consumers that the user may see."""
         rows = Consumer.objects.seen_by(self.request.user)
         return with_delivery(rows.select_related("identity__offering", "identity__owner"))
 

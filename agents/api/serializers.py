@@ -101,11 +101,6 @@ class StrictUUIDField(serializers.UUIDField):
     """A UUID in a body: 32 hex digits, with or without dashes."""
 
     def to_internal_value(self, data: Any) -> uuid.UUID:
-        """Return the UUID.
-
-        Raises:
-            ValidationError: the UUID is malformed.
-        """
         try:
             return identities.read_uuid(data)
         except ValueError as error:
@@ -126,11 +121,6 @@ class ObjectTypeField(serializers.ChoiceField):
         super().__init__(choices=ObjectType.choices, **kwargs)
 
     def to_internal_value(self, data: Any) -> str:
-        """Return the object type.
-
-        Raises:
-            ValidationError: there is no such type.
-        """
         if not isinstance(data, str) or len(data) > MAX_NAME_LENGTH:
             raise serializers.ValidationError("This is not an object type.")
         try:
@@ -143,11 +133,6 @@ class BoundedListField(serializers.ListField):
     """A list whose length is checked before its elements."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
-        """Return the elements.
-
-        Raises:
-            ValidationError: the value is no list, too long, or has an invalid element.
-        """
         if isinstance(data, list) and self.max_length is not None and len(data) > self.max_length:
             raise serializers.ValidationError(
                 f"The list has {len(data)} elements; at most {self.max_length} are allowed."
@@ -160,11 +145,6 @@ class ConfigField(VerbatimField):
     """The text of a configuration file."""
 
     def to_internal_value(self, data: Any) -> str:
-        """Return the text.
-
-        Raises:
-            ValidationError: the value is no text, or too long.
-        """
         text: str = super().to_internal_value(data)
         if len(text.encode()) > MAX_CONFIG_BYTES:
             raise serializers.ValidationError(f"The text is longer than {MAX_CONFIG_BYTES} bytes.")
@@ -212,7 +192,6 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     @extend_schema_field(CompatibilitySerializer)
     def get_compatibility(self, identity: AgentIdentity) -> dict[str, str]:
-        """Return whether the agent's version works with Guardian."""
         return compatibility(identity.version)._asdict()
 
     def get_config_file_content(self, identity: AgentIdentity) -> str:
@@ -253,17 +232,11 @@ class NewAgentIdentitySerializer(serializers.Serializer[Any]):
     last_restarted = serializers.DateTimeField(required=False, allow_null=True, help_text="Without a time zone, UTC.")
 
     def validate_name(self, name: str) -> str:
-        """Return the name.
-
-        Raises:
-            ValidationError: the name is blank.
-        """
         if not name.strip():
             raise serializers.ValidationError("This field may not be blank.")
         return name
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the values, with null texts replaced by empty ones."""
         texts = ("version", "config_file_path", "config_file_content")
         return attrs | {name: attrs[name] or "" for name in texts if name in attrs}
 
@@ -296,7 +269,6 @@ class NewConsumerSerializer(serializers.Serializer[Any]):
     )
 
     def validate_object_types(self, object_types: list[str]) -> list[str]:
-        """Return the types without duplicates."""
         return list(dict.fromkeys(object_types))
 
 
@@ -342,7 +314,6 @@ class ConsumerSerializer(ConsumerQueueSerializer):
         read_only_fields = fields
 
     def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
-        """Return why no event reaches the agent."""
         return blocked_reason(consumer)
 
 

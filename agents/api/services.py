@@ -40,7 +40,6 @@ class StatisticsSerializer(serializers.Serializer[Any]):
     statistics = serializers.DictField(help_text=f"At most {MAX_STATISTICS_BYTES} bytes of JSON.")
 
     def validate_statistics(self, statistics: dict[str, Any]) -> dict[str, Any]:
-        """Refuse what is too large, or what the database can't store."""
         encoded = json.dumps(statistics)
         if len(encoded) > MAX_STATISTICS_BYTES:
             raise serializers.ValidationError(f"Send at most {MAX_STATISTICS_BYTES} bytes of JSON.")
@@ -56,7 +55,6 @@ class AgentServices(ByUUID[AgentService]):
     filterset_class = ServiceFilter
 
     def get_queryset(self) -> QuerySet[AgentService]:
-        """Return the services that the user may see."""
         rows = AgentService.objects.seen_by(self.request.user)
         return rows.select_related("identity__owner").prefetch_related("processors")
 
@@ -103,7 +101,6 @@ class AgentProcessors(ByUUID[AgentProcessor]):
     filterset_class = ProcessorFilter
 
     def get_queryset(self) -> QuerySet[AgentProcessor]:
-        """Return the processors that the user may see."""
         return AgentProcessor.objects.seen_by(self.request.user).select_related("service")
 
     @extend_schema(responses={204: None})
@@ -117,7 +114,7 @@ class UserSerializer(serializers.ModelSerializer[Owner]):
     """The user of the token, with the fields that agents read."""
 
     uuid = HexUUIDField()
-    url = serializers.SerializerMethodField()
+    url = serializers.SerializerMethodField(help_text="The URL of this endpoint.")
     username = serializers.CharField(source="email")
     permissions = serializers.SerializerMethodField(help_text="Always empty: Guardian has no such roles.")
 
@@ -129,11 +126,9 @@ class UserSerializer(serializers.ModelSerializer[Owner]):
         read_only_fields = fields
 
     def get_url(self, owner: Owner) -> str:
-        """Return the URL of this endpoint."""
         return absolute_url("/api/users/me/")
 
     def get_permissions(self, owner: Owner) -> list[str]:
-        """Return an empty list."""
         return []
 
 

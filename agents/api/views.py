@@ -89,11 +89,6 @@ class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     ignored_parameters: ClassVar[set[str]] = {"o", "search"}  # docs/agents.md
 
     def get_object(self) -> Row:
-        """Return the row with the UUID in the path.
-
-        Raises:
-            Http404: the user may see no such row, or the UUID is malformed.
-        """
         try:
             identities.read_uuid(self.kwargs["uuid"])
         except ValueError as error:
@@ -102,11 +97,6 @@ class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
 
 
 def require_own(service: AgentService, request: Request) -> AgentService:
-    """Return the service.
-
-    Raises:
-        PermissionDenied: the user is an operator who does not own it.
-    """
     if service.identity.owner_id != request.user.pk:
         raise PermissionDenied(OWN_AGENT_ONLY)
     return service
@@ -152,7 +142,6 @@ class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no typ
         return queryset.filter(name=self.form.cleaned_data["name"], owner=self.request.user.pk)
 
     def filter_orphaned(self, queryset: QuerySet[AgentIdentity], name: str, value: bool) -> QuerySet[AgentIdentity]:
-        """Return the identities with nothing registered, or those with something."""
         orphaned = orphaned_identities().values("pk")
         return queryset.filter(pk__in=orphaned) if value else queryset.exclude(pk__in=orphaned)
 
@@ -175,7 +164,6 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
     filterset_class = IdentityFilter
 
     def get_queryset(self) -> QuerySet[AgentIdentity]:
-        """Return the identities that the user may see."""
         rows = AgentIdentity.objects.seen_by(self.request.user)
         return rows.select_related("owner", "offering").prefetch_related("services__processors")
 
@@ -334,7 +322,6 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
     filterset_class = SubscriptionFilter
 
     def get_queryset(self) -> QuerySet[EventSubscription]:
-        """Return the subscriptions that the user may see."""
         return EventSubscription.objects.seen_by(self.request.user).select_related("owner")
 
     @extend_schema(
@@ -415,7 +402,6 @@ class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
     filterset_class = SubscriptionQueueFilter
 
     def get_queryset(self) -> QuerySet[SubscriptionQueue]:
-        """Return the queues that the user may see."""
         return SubscriptionQueue.objects.seen_by(self.request.user).select_related("subscription", "offering")
 
 
@@ -435,7 +421,6 @@ class Consumers(RemovableByUUID[Consumer]):
     serializer_class = ConsumerSerializer
 
     def get_queryset(self) -> QuerySet[Consumer]:
-        """Return the consumers that the user may see."""
         return with_delivery(Consumer.objects.seen_by(self.request.user).select_related("identity__offering"))
 
 
@@ -451,7 +436,6 @@ class Offerings(ByUUID[Offering]):
     serializer_class = OfferingSerializer
 
     def get_queryset(self) -> QuerySet[Offering]:
-        """Return the offerings that the user may see."""
         visitor, this = self.request.user, OuterRef("pk")
         seen = Offering.objects.seen_by(visitor).annotate(
             may_subscribe=Exists(Offering.objects.subscribed_by(visitor).filter(pk=this)),
