@@ -60,17 +60,8 @@ def create_pulse_user(
     ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has. ``on_password``
     is called with the password before the broker gets it.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator, and adopts the namespace.
-        NameRefused: the name is invalid, reserved or taken, the broker has queues or exchanges of this name, or the
-            Pulse user is being created, changed or removed.
-        NotVouched: an owner may not use the broker.
-        Refusal: there is no owner, or ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
-        ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
-            After an unfinished creation, an address may have got a request within the last hour; the row is then not
-            ready.
-        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
-            ``adopt_namespace``, the row may stay and is not ready; creating the Pulse user again finishes it.
+    After a BrokerError nothing was created. If that is not certain, or with ``adopt_namespace``, the row may stay, not
+    ready; creating the Pulse user again finishes it.
     """
     if adopt_namespace and by is not None:
         require_operator(by)
@@ -107,11 +98,7 @@ def create_pulse_user(
 
 
 def _unfinished_row(management: Management, username: str, owners: Sequence[Owner]) -> PulseUser | None:
-    """Return the row of an unfinished creation by one of these owners, if there is one.
-
-    Raises:
-        NameRefused: the broker has another user of this name.
-    """
+    """Return the row of an unfinished creation by one of these owners, if there is one."""
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
@@ -191,15 +178,7 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
     """Assign owners to a manually created user of the broker. It doesn't change on the broker.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        NameRefused: the name is invalid, so the Pulse user can't have queues of its own; the user is Guardian's own,
-            or has a tag that allows more than its permissions do; it has owners here already, or another request is
-            changing it.
-        NotVouched: an owner may not use the broker.
-        Refusal: there is no owner.
-        NotOnBroker: the broker has no such user.
-        BrokerError: the broker is unreachable or refuses.
+    Raises NotOnBroker if the broker has no such user.
     """
     require_operator(by)
     check_syntax(username)

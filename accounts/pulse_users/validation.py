@@ -54,11 +54,7 @@ def namespace_in_use(username: str, used: Belongings, by: Owner | None) -> NameR
 
 
 def check_syntax(username: str) -> None:
-    """Check that the name follows the rules for names of Pulse users.
-
-    Raises:
-        NameRefused: it doesn't. The text says why.
-    """
+    """Raise NameRefused unless the name follows the rules for names of Pulse users."""
     try:
         names.check_user_name(username)
     except names.InvalidUserName as error:
@@ -66,12 +62,10 @@ def check_syntax(username: str) -> None:
 
 
 def check_name(username: str) -> None:
-    """Check that a Pulse user can be created with this name. Sends no request to the broker.
+    """Raise NameRefused if the name is invalid or reserved, or a Pulse user here has it.
 
-    The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
-
-    Raises:
-        NameRefused: the name is invalid or reserved, or a Pulse user here has it.
+    Sends no request to the broker. The name of an unfinished creation passes; :func:`create_pulse_user` checks its
+    owners.
     """
     check_syntax(username)
     check_not_reserved(username)

@@ -65,11 +65,7 @@ OWN_AGENT_ONLY = "Only the owner's agent reports about its services."
 
 
 def presented_token(request: Request, owner_id: int) -> PresentedToken:
-    """Return the token of the request, which becomes the broker password of this owner's agent.
-
-    Raises:
-        PermissionDenied: the user is not this owner, or the request has no token.
-    """
+    """Return the token of the request, which becomes the broker password of this owner's agent."""
     if owner_id != request.user.pk:
         raise PermissionDenied(
             "Only the owner can register here, and operators can't do it either: "
@@ -278,11 +274,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
-        """Return the identity in the path, and the token of the request.
-
-        Raises:
-            PermissionDenied: the user can't register for it, or may no longer subscribe to its offering.
-        """
+        """Return the identity in the path and the token of the request, if its owner may subscribe to its offering."""
         identity = self.get_object()
         presented = presented_token(request, identity.owner_id)
         try:

@@ -56,8 +56,6 @@ Undelivered = tuple[QueueEvent.Kind, str]
 
 
 class InvalidPayload(Refusal):
-    """The payload is invalid. The text says why, in a sentence for the publisher."""
-
     field = "payload"
 
 
@@ -94,13 +92,8 @@ def publish(
     unknown outcome, pass its message id, so that agents can drop duplicates. Do not call this in a transaction. The
     number of statements doesn't depend on the number of queues.
 
-    Raises:
-        NotVouched: ``by`` may not use the broker.
-        PermissionDenied: ``by`` may not publish events of this offering.
-        RateLimitExceeded: ``by`` published too many events within the last minute.
-        Refusal: there is no such object type, or the payload or the message id is invalid.
-        OutcomeUnknown: some queues may have the event; ``results`` contains the known outcomes.
-        BrokerError: nothing was published.
+    Raises OutcomeUnknown if some queues may have the event; ``results`` contains the known outcomes. After any other
+    error nothing was published: PermissionDenied (as NotVouched, too), Refusal or BrokerError.
     """
     if by is not None:
         require_vouched(by)

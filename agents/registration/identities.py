@@ -51,10 +51,9 @@ def read_uuid(text: Any) -> uuids.UUID:
 
 
 def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
-    """Return the offering with this UUID, with or without dashes.
+    """Return the offering with this UUID, with or without dashes, if the owner may subscribe to it.
 
-    Raises:
-        Refusal: it doesn't exist, or the owner may not subscribe to it. The caller names the field.
+    Otherwise raise a Refusal. The caller names the field.
     """
     try:
         wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
@@ -71,11 +70,7 @@ def _no_such_offering() -> Refusal:
 
 
 def check_object_type(object_type: str) -> str:
-    """Return this object type.
-
-    Raises:
-        Refusal: there is no such object type.
-    """
+    """Return this object type. Raises Refusal if there is no such type."""
     if object_type not in ObjectType.values:
         raise Refusal(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.", "object_type")
     return object_type
@@ -84,14 +79,7 @@ def check_object_type(object_type: str) -> str:
 def create_identity(
     owner: Owner, offering: Offering, name: str, **introduction: Unpack[IdentityDetails]
 ) -> AgentIdentity:
-    """Create an identity of an agent of this owner, for this offering.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        Refusal: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities, or an identity of this name for this
-            offering, or the offering no longer exists.
-        ObjectDoesNotExist: the owner no longer exists.
-    """
+    """Create an identity of an agent of this owner, for this offering."""
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
         insert(lambda: identity.save(force_insert=True), owner, AgentIdentity)
@@ -101,12 +89,7 @@ def create_identity(
 
 
 def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
-    """Change the given fields of an identity.
-
-    Raises:
-        Refusal: the owner has another identity of this name for this offering, or the offering no longer exists.
-        ObjectDoesNotExist: the identity no longer exists.
-    """
+    """Change the given fields of an identity."""
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
         setattr(identity, name, value)
@@ -140,7 +123,6 @@ def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
 
 
 def _conflict(identity: AgentIdentity) -> Refusal:
-    """Return the exception for an IntegrityError."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
         return Refusal(f"You have an agent '{identity.name}' for this offering already; choose another name.", "name")
     return _no_such_offering()

@@ -57,7 +57,7 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
     """Delete a row or the rows of a queryset with their cascade, and return how many of each model were deleted.
 
     Lock them first, so that no row that refers to them is inserted before the deletion. (SQLite has one writer anyway.)
-    Rows that no longer exist are ignored. After ``MAX_ATTEMPTS`` conflicts with other transactions, raise the error.
+    Rows that no longer exist are ignored.
     """
     if isinstance(rows, Model):
         rows = type(rows)._base_manager.filter(pk=rows.pk)
