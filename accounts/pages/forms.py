@@ -54,11 +54,6 @@ def password_field(label: str, help_text: str) -> forms.CharField:
     return forms.CharField(label=label, help_text=help_text, required=False, strip=False, widget=widget)
 
 
-class SearchForm(Form):
-    id_prefix = "list"
-    search = forms.CharField(required=False, max_length=255)
-
-
 class PulseUserForm(Form):
     id_prefix = "new"
     username = forms.CharField(
@@ -196,26 +191,6 @@ class ArchivesForm(Form):
         required=False,
         help_text="Clear the box for confidential data. Existing archives stay until they expire or you delete them.",
     )
-
-
-class DeleteForm(Form):
-    """The name of the Pulse user to delete, typed as a confirmation."""
-
-    id_prefix = "delete"
-    name = forms.CharField(
-        label="Type the Pulse user's name to delete it",
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
-    )
-
-    def __init__(self, data: QueryDict | None, *, username: str) -> None:
-        super().__init__(data)
-        self.username = username
-
-    def clean_name(self) -> str:
-        name: str = self.cleaned_data["name"]
-        if name != self.username:
-            raise forms.ValidationError("This is not the Pulse user's name. Nothing was deleted.")
-        return name
 
 
 class NameForm(PlainForm):

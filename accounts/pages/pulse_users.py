@@ -404,7 +404,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     if pulse_user.removing_since is not None:
         return redirect("pulse_user", pulse_user.username)
-    form = forms.DeleteForm(form_data(request), username=pulse_user.username)
+    form = forms.NameForm(pulse_user.username, form_data(request))
     belongings, trouble = None, ""
     effect = queue_effects.of_removal([pulse_user])
     question = queue_effects.removal_of([pulse_user], request.user).question(effect)

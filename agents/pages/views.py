@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.access.vouching import may_use_broker
 from accounts.models import Owner
+from accounts.pages.common import search_text, uuids_in
 from accounts.pages.forms import NameForm
 from agents.events.delivery import blocked_reason, with_delivery
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
@@ -38,7 +39,6 @@ AGENTS_PER_PAGE = 20
 QUEUES_SHOWN = 50
 """Of one agent."""
 OFFERINGS_SHOWN = 50
-MAX_SEARCH_LENGTH = 255
 
 Removable = AgentIdentity | EventSubscription | Consumer
 
@@ -51,21 +51,14 @@ class LiveConnections(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A registered queue. ``row`` is None if no pass has listed the queue, or it is gone.
+    """A registered queue, with what ``with_delivery`` annotates.
 
-    ``consumers`` and ``blocked_reason`` are as in the REST API.
+    ``listed`` is None if no pass has listed the queue, or it is gone.
     """
 
-    object_type: str
-    offering: Offering
-    queue_name: str
-    being_made: bool
-    row: Row | None
-    consumers: int | None
+    row: SubscriptionQueue | Consumer
+    listed: Row | None
     blocked_reason: str | None
-    last_delivered_at: datetime | None
-    last_error: str
-    last_error_at: datetime | None
 
 
 class Reader(NamedTuple):
@@ -94,7 +87,7 @@ class Agent(NamedTuple):
 @require_safe
 def agents_page(request: Request) -> HttpResponse:
     """List the visitor's agents with their subscriptions; for operators, all agents."""
-    search = request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
+    search = search_text(request)
     page = Paginator(_entries(request.user, search), AGENTS_PER_PAGE).get_page(request.GET.get("page"))
     vhost = None if request.user.is_staff else request.user.uuid.hex
     clients, trouble = _clients(vhost) if page.object_list else ([], "")
@@ -112,7 +105,9 @@ def agents_page(request: Request) -> HttpResponse:
             "trouble": trouble,
             "asked": clients is not None,
             "looked_at": timezone.now(),
-            "being_made": any(shown.being_made for reader in readers for shown in reader.queues),
+            "being_made": any(
+                shown.row.state == Registration.CREATING for reader in readers for shown in reader.queues
+            ),
             "token_gone": any(reader.row.token_id is None for reader in readers),
             "may_use_broker": may_use_broker(request.user),
             "offerings": offerings[:OFFERINGS_SHOWN],
@@ -127,7 +122,7 @@ def _connecting(agents: Iterable[Agent]) -> dict[str, Any]:
     for agent in agents:
         for reader in agent.readers:
             for queue in reader.queues:
-                return connecting.context(reader.row.rmq_username, agent.owner.uuid.hex, queue.queue_name)
+                return connecting.context(reader.row.rmq_username, agent.owner.uuid.hex, queue.row.queue_name)
     return {}
 
 
@@ -136,7 +131,7 @@ def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
     identities = AgentIdentity.objects.seen_by(visitor)
     alone = EventSubscription.objects.seen_by(visitor).filter(identity=None)
     if search:
-        uuids = _uuids_in(search)
+        uuids = uuids_in(search)
         owned = Q(owner__email__icontains=search) | Q(owner__full_name__icontains=search)
         queued = SubscriptionQueue.objects.filter(
             Q(offering__name__icontains=search) | Q(offering__uuid__in=uuids) | Q(object_type=search)
@@ -158,17 +153,6 @@ def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
     of_others = alone.order_by().annotate(who=F("owner__email"), alone=Value(1), label=F("description"))
     entries: QuerySet[Any, dict[str, Any]] = of_identities.values(*shape).union(of_others.values(*shape), all=True)
     return entries.order_by(*shape)
-
-
-def _uuids_in(text: str) -> list[UUID]:
-    """Return the UUIDs in a text, which may be a UUID or the name of a registered queue."""
-    found = []
-    for word in text.replace("_", " ").split():
-        try:
-            found.append(UUID(word))
-        except ValueError:
-            continue
-    return found
 
 
 def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
@@ -238,11 +222,11 @@ def _readers(
     online = _live_connections(clients or [])
     found = []
     for consumer in consumers:
-        shown = [_queue_row(consumer, "", consumer.identity.offering, rows)]
+        shown = [_queue_row(consumer, rows)]
         user = (consumer.rmq_username, consumer.vhost)
         found.append(Reader(consumer, True, consumer.object_types, shown, 0, online.get(user)))
     for one in subscriptions:
-        shown = [_queue_row(queue, queue.object_type, queue.offering, rows) for queue in queues[one.pk]]
+        shown = [_queue_row(queue, rows) for queue in queues[one.pk]]
         user = (one.rmq_username, one.owner.uuid.hex)
         more = one.number_of_queues - len(shown)  # type: ignore[attr-defined]
         found.append(Reader(one, False, _observed_types(one), shown, more, online.get(user)))
@@ -256,21 +240,8 @@ def _observed_types(subscription: EventSubscription) -> list[str]:
     return list(dict.fromkeys(str(name) for name in types if name))
 
 
-def _queue_row(
-    row: SubscriptionQueue | Consumer, object_type: str, offering: Offering, rows: dict[tuple[str, str], Row]
-) -> QueueRow:
-    return QueueRow(
-        object_type,
-        offering,
-        readable(row.queue_name),
-        row.state == Registration.CREATING,
-        rows.get((row.vhost, row.queue_name)),
-        row.consumers,  # type: ignore[union-attr]  # annotated by ``with_delivery``
-        blocked_reason(row),
-        row.last_delivered_at,
-        row.last_error,
-        row.last_error_at,
-    )
+def _queue_row(row: SubscriptionQueue | Consumer, rows: dict[tuple[str, str], Row]) -> QueueRow:
+    return QueueRow(row, rows.get((row.vhost, row.queue_name)), blocked_reason(row))
 
 
 def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
@@ -291,25 +262,12 @@ def _live_connections(clients: Iterable[Client]) -> dict[tuple[str, str], LiveCo
 # Removing
 
 
-class RemovalEffect(NamedTuple):
-    """What is deleted with a row: queues, the number of their messages, RabbitMQ users, and their connections.
-
-    ``messages`` is None if the length of a queue is unknown, ``connections`` if the broker is unreachable.
-    """
-
-    queues: list[str]
-    messages: int | None
-    users: list[str]
-    connections: int | None
-
-
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def agent_remove(request: Request, uuid: UUID) -> HttpResponse:
     identity = get_object_or_404(AgentIdentity.objects.seen_by(request.user).select_related("owner"), uuid=uuid)
-    subscriptions = list(identity.event_subscriptions.all())
-    consumers = list(Consumer.objects.filter(identity=identity))
-    return _remove(request, identity, identity.owner, subscriptions, consumers, "agent", readable(identity.name))
+    logins = [*Consumer.objects.filter(identity=identity), *identity.event_subscriptions.all()]
+    return _remove(request, identity, logins, "agent", readable(identity.name))
 
 
 @signed_in
@@ -318,14 +276,14 @@ def subscription_remove(request: Request, uuid: UUID) -> HttpResponse:
     subscription = get_object_or_404(
         EventSubscription.objects.seen_by(request.user).select_related("owner", "identity"), uuid=uuid
     )
-    return _remove(request, subscription, subscription.owner, [subscription], [], "subscription", subscription.uuid.hex)
+    return _remove(request, subscription, [subscription], "subscription", subscription.uuid.hex)
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def consumer_remove(request: Request, uuid: UUID) -> HttpResponse:
     consumer = get_object_or_404(Consumer.objects.seen_by(request.user).select_related("identity__owner"), uuid=uuid)
-    return _remove(request, consumer, consumer.identity.owner, [], [consumer], "consumer", consumer.queue_name)
+    return _remove(request, consumer, [consumer], "consumer", consumer.queue_name)
 
 
 def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
@@ -342,26 +300,21 @@ def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _remove(
-    request: Request,
-    row: Removable,
-    owner: Owner,
-    subscriptions: Sequence[EventSubscription],
-    consumers: Sequence[Consumer],
-    kind: str,
-    name: str,
+    request: Request, row: Removable, logins: Sequence[EventSubscription | Consumer], kind: str, name: str
 ) -> HttpResponse:
-    """Show what is deleted with a row, and delete it. If messages are lost, the name must be typed."""
+    """Show what is deleted with a row and its logins, and delete it. If messages are lost, the name must be typed."""
+    subscriptions = [one for one in logins if isinstance(one, EventSubscription)]
     registered = SubscriptionQueue.objects.filter(subscription__in=subscriptions).values_list("vhost", "queue_name")
-    named = [*((one.vhost, one.queue_name) for one in consumers), *registered]
+    named = [*((one.vhost, one.queue_name) for one in logins if isinstance(one, Consumer)), *registered]
     queues = [queue_name for _, queue_name in named]
-    users = [*(one.rmq_username for one in consumers), *(one.rmq_username for one in subscriptions)]
+    users = [one.rmq_username for one in logins]
     messages_in_them = _messages_in(named)
     form = None
     if messages_in_them != 0:
         form = NameForm(name, request.POST if request.method == "POST" else None)
     if request.method == "POST" and (form is None or form.is_valid()):
         deletions.delete(row)
-        logger.info("%s removed the %s %s of %s", request.user, kind, name, owner)
+        logger.info("%s removed the %s %s of %s", request.user, kind, name, row.owner)
         if Removal.objects.filter(name__in=[*queues, *users]).exists():
             messages.warning(
                 request,
@@ -376,9 +329,7 @@ def _remove(
         types = _observed_types(row)
     elif isinstance(row, Consumer):
         types = row.object_types
-    clients, trouble = _clients(owner.uuid.hex)
-    connected = None if clients is None else sum(client.user in users for client in clients)
-    effect = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
+    clients, trouble = _clients(row.owner.uuid.hex)
     return render(
         request,
         "agents/remove.html",
@@ -387,8 +338,10 @@ def _remove(
             "row": row,
             "types": types,
             "name": name,
-            "owner": owner,
-            "goes": effect,
+            "queues": queues,
+            "messages_in_them": messages_in_them,
+            "users": users,
+            "connected": None if clients is None else sum(client.user in users for client in clients),
             "form": form,
             "trouble": trouble,
         },

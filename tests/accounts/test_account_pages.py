@@ -81,7 +81,7 @@ FORMS = [
     ("/pulse-users/NAME/addresses/", "email", "address-email"),
     ("/pulse-users/NAME/thresholds/", "warn_length", "thresholds-warn_length"),
     ("/pulse-users/NAME/thresholds/", "max_length", "thresholds-max_length"),
-    ("/pulse-users/NAME/delete/", "name", "delete-name"),
+    ("/pulse-users/NAME/delete/", "typed", "id_typed"),
     ("/owners/", "email", "vouch-email"),
     ("/tokens/", "days", "token-days"),
     ("/tokens/", "scope", "token-scope"),
@@ -262,7 +262,7 @@ def test_an_action_on_a_pulse_user_deleted_meanwhile_shows_a_message(
     for module in (pulse_users, pulse_user_owners):
         monkeypatch.setattr(module, "get_object_or_404", find_and_delete)
     answer = visit("operator").post(
-        f"/pulse-users/{name}/{action}/", {"name": name} if fields is None else fields, follow=True
+        f"/pulse-users/{name}/{action}/", {"typed": name} if fields is None else fields, follow=True
     )
     assert answer.status_code == 200
     assert re.search("no longer exists|is being removed|was deleted", answer.text)
@@ -395,11 +395,11 @@ def test_the_deletion_page_lists_queues_and_asks_for_the_name(pulse_user, visit,
 
 def test_a_pulse_user_is_deleted_on_its_page_with_its_queues(pulse_user, visit, name, management, guarded):
     management.declare_queue(guarded, f"queue/{name}/builds")
-    page = visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+    page = visit("owner").post(f"/pulse-users/{name}/delete/", {"typed": name}, follow=True)
     assert page.redirect_chain == [("/pulse-users/", 302)]
     assert f"{name} was deleted" in page.text
     assert management.list_queues(guarded, {"columns": "name"}) == []
-    assert visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}).status_code == 404
+    assert visit("owner").post(f"/pulse-users/{name}/delete/", {"typed": name}).status_code == 404
 
 
 # Access requests

@@ -539,7 +539,7 @@ def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_pulse_user
     name = pulse_user.username
     with calling_first(removal, "_tags", partial(remove_owner, pulse_user, bob, by=alice)):
         if by == "page":
-            page = signed_in(bob).post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+            page = signed_in(bob).post(f"/pulse-users/{name}/delete/", {"typed": name}, follow=True)
             assert f"{name} is no longer yours. Nothing was deleted." in page.text
         else:
             assert Program(bob).delete(f"pulse-users/{name}/").status_code == 404

@@ -404,7 +404,7 @@ def test_a_removal_of_a_locked_pulse_user_continues_later_and_page_and_api_say_s
         assert finish_removals() == 0
         assert management.user(name)
         PulseUser.objects.update(removing_since=None)
-        answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+        answer = client.post(f"/pulse-users/{name}/delete/", {"typed": name}, follow=True)
         assert "is being deleted. Guardian completes the deletion." in answer.text
         PulseUser.objects.update(removing_since=None)
         assert Program(alice).delete(f"pulse-users/{name}/").status_code == 202
