@@ -11,6 +11,7 @@ from accounts.models import (
     MAX_THRESHOLD,
     Owner,
 )
+from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.links import absolute_url, object_url
 
 
@@ -54,6 +55,19 @@ class UserNameField(serializers.CharField):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(trim_whitespace=False, **kwargs)
+
+
+class PasswordField(serializers.CharField):
+    """A password of one's own, taken literally."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            required=False,
+            write_only=True,
+            trim_whitespace=False,
+            max_length=MAX_PASSWORD_LENGTH,
+            help_text="Default: a generated password.",
+        )
 
 
 class ThresholdField(serializers.IntegerField):

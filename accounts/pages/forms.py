@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import QueryDict
 
 from accounts.access import tokens, vouching
-from accounts.models import MAX_THRESHOLD, AuthToken, Owner
+from accounts.models import MAX_THRESHOLD, AuthToken
 from accounts.pulse_users import ownership, validation
 from accounts.pulse_users.thresholds import MAX_HOLD_OFF_MINUTES
 
@@ -48,6 +48,13 @@ class AddressesField(forms.CharField):
         return list(dict.fromkeys(filter(None, re.split(r"[\s,;]+", text))))
 
 
+class OwnersField(AddressesField):
+    """Addresses of owners. The value is the owners."""
+
+    def clean(self, value: Any) -> Any:
+        return ownership.find_owners(super().clean(value))
+
+
 def password_field(label: str, help_text: str) -> forms.CharField:
     """Return an optional field for a password, which is taken literally and never shown again."""
     widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
@@ -67,7 +74,7 @@ class PulseUserForm(Form):
         "If you leave this empty, we generate a password and show it once. "
         "If you choose your own, use one that you use nowhere else.",
     )
-    owners = AddressesField(
+    owners = OwnersField(
         label="Further owners (optional)",
         required=False,
         help_text="E-mail addresses of people who have signed in here, one a line. We invite them. "
@@ -85,14 +92,11 @@ class PulseUserForm(Form):
         validation.check_name(username)
         return username
 
-    def clean_owners(self) -> list[Owner]:
-        return ownership.find_owners(self.cleaned_data["owners"])
-
 
 class OperatorsPulseUserForm(PulseUserForm):
     """A new Pulse user, created by an operator, who assigns owners."""
 
-    owners = AddressesField(
+    owners = OwnersField(
         label="Further owners (optional)",
         required=False,
         help_text="E-mail addresses of people who have signed in here, one a line. As an operator, you assign them: "
@@ -107,7 +111,7 @@ class OperatorsPulseUserForm(PulseUserForm):
 
 class AdoptForm(Form):
     id_prefix = "adopt"
-    owners = AddressesField(
+    owners = OwnersField(
         label="Owners", required=True, help_text="E-mail addresses of people who have signed in here, one a line."
     )
 
@@ -119,9 +123,6 @@ class AdoptForm(Form):
             error_messages={"invalid_choice": "This RabbitMQ user can't be adopted any more. Choose another."},
         )
         self.fields = {"username": username, **self.fields}
-
-    def clean_owners(self) -> list[Owner]:
-        return ownership.find_owners(self.cleaned_data["owners"])
 
 
 class PasswordForm(Form):

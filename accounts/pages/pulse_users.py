@@ -52,9 +52,6 @@ RECORDS_SHOWN = 50
 CONNECTIONS_SHOWN = 50
 
 
-# Pulse users
-
-
 @login_required
 @page_with_forms
 def pulse_users_page(request: OwnersRequest) -> HttpResponse:
@@ -373,7 +370,7 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
 def pulse_user_hold_off(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     form = forms.HoldOffForm(request.POST)
     if form.is_valid():
-        thresholds.set_hold_off(pulse_user, form.cleaned_data["hold_off_minutes"])
+        thresholds.set_options(pulse_user, **form.cleaned_data)
         messages.success(request, "Saved. It applies to the warnings of all owners, and to no other notifications.")
     else:
         messages.error(request, f"Enter 0 to {thresholds.MAX_HOLD_OFF_MINUTES} minutes.")
@@ -384,7 +381,7 @@ def pulse_user_hold_off(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     form = forms.ArchivesForm(request.POST)
     form.is_valid()  # any value is
-    thresholds.set_keeps_archives(pulse_user, form.cleaned_data["keeps_archives"])
+    thresholds.set_options(pulse_user, **form.cleaned_data)
     archives = "archives" if pulse_user.keeps_archives else "no longer archives"
     messages.success(request, f"Guardian {archives} the messages of its queues before it deletes or purges them.")
     return redirect_to(request, pulse_user)

@@ -29,9 +29,6 @@ from rabbit.management import Management
 logger = logging.getLogger(__name__)
 
 
-# The password
-
-
 MAX_PREPARED_SECONDS = 7 * 24 * 3600
 
 

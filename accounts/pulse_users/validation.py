@@ -133,9 +133,6 @@ def live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
     return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
 
 
-# Adopting
-
-
 def require_operator(by: Owner) -> None:
     """Raise PermissionDenied unless this owner, as an operator, may adopt what the broker has."""
     if not by.is_staff:

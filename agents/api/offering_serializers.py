@@ -21,9 +21,6 @@ THE_OFFERING = {
 }
 
 
-# Offerings
-
-
 @extend_schema_serializer(examples=[OpenApiExample("An offering", THE_OFFERING, response_only=True)])
 class OfferingSerializer(serializers.ModelSerializer[Offering]):
     """An offering."""

@@ -37,9 +37,6 @@ def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collectio
     return run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), partial(_sweep, only=confirmed), force)
 
 
-# The sweep
-
-
 def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
     """Sweep under this lease. Without a lease, only report what would be done."""
     try:
