@@ -86,8 +86,13 @@ def create_pulse_user(
                 pulse_user = _create_row(username, owners, by, used)
             password = password or secrets.token_urlsafe(24)
             on_password(password)
-            # Undoing would remove a Pulse user with its queues, also those that it had before.
-            _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
+            try:
+                management.put_user(username, password)
+                grant_permissions(management, username)
+            except BrokerError:
+                if not adopt_namespace:  # undoing removes the queues, too, also those that were there before
+                    _undo_creation(management, pulse_user)
+                raise
             if not _mark_ready(pulse_user, owners, invitees, wanted, by):
                 raise NameRefused(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
@@ -104,16 +109,6 @@ def _unfinished_row(management: Management, username: str, owners: Sequence[Owne
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
         raise NameRefused(f"'{username}' is a user on the broker already; choose another name.")
     return unfinished
-
-
-def _create_on_broker(management: Management, pulse_user: PulseUser, password: str, *, undo: bool) -> None:
-    try:
-        management.put_user(pulse_user.username, password)
-        grant_permissions(management, pulse_user.username)
-    except BrokerError:
-        if undo:
-            _undo_creation(management, pulse_user)
-        raise
 
 
 def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopted: Belongings = NOTHING) -> PulseUser:

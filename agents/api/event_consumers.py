@@ -18,13 +18,14 @@ from agents.api.serializers import (
     MAX_OBSERVED_OBJECTS,
     BoundedListField,
     ConsumerQueueSerializer,
+    DeliverySerializer,
     NewConsumerSerializer,
     StrictUUIDField,
     VerbatimField,
 )
 from agents.api.views import RemovableByUUID, presented_token
 from agents.events import event_consumers
-from agents.events.delivery import blocked_reason, with_delivery
+from agents.events.delivery import with_delivery
 from agents.models import Consumer, Registration
 from agents.registration import identities
 from core.endpoints import at_field, read
@@ -66,7 +67,7 @@ class ScopeSerializer(serializers.Serializer[Any]):
     uuid = serializers.CharField()
 
 
-class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
+class EventConsumerSerializer(DeliverySerializer):
     """A consumer with its owner."""
 
     uuid = HexUUIDField()
@@ -85,10 +86,6 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
     authorized_via = serializers.SerializerMethodField(
         help_text="`staff` for operators, `scope_role` for members of the offering."
     )
-    consumers = serializers.IntegerField(
-        allow_null=True, help_text="How many clients read it, as counted every minute."
-    )
-    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
 
     class Meta:
         model = Consumer
@@ -109,9 +106,6 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
 
     def get_authorized_via(self, consumer: Consumer) -> str:
         return "staff" if consumer.identity.owner.is_staff else "scope_role"
-
-    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
-        return blocked_reason(consumer)
 
 
 class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has no types

@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_sc
 from rest_framework import serializers
 
 from accounts.api.fields import HexURLField, HexUUIDField
-from agents.api.compatibility import Compatibility, compatibility
+from agents.api.compatibility import compatibility
 from agents.api.service_serializers import NestedServiceSerializer
 from agents.events.delivery import blocked_reason
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
@@ -161,7 +161,7 @@ class DependencySerializer(serializers.Serializer[Any]):
     version = VerbatimField(max_length=MAX_VERSION_LENGTH, allow_blank=True)
 
 
-class CompatibilitySerializer(serializers.Serializer[Compatibility]):
+class CompatibilitySerializer(serializers.Serializer[Any]):
     """Whether an agent works with Guardian."""
 
     status = serializers.ChoiceField(choices=["compatible", "incompatible", "unknown"])
@@ -192,7 +192,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     @extend_schema_field(CompatibilitySerializer)
     def get_compatibility(self, identity: AgentIdentity) -> dict[str, str]:
-        return compatibility(identity.version)._asdict()
+        return compatibility(identity.version)
 
     def get_config_file_content(self, identity: AgentIdentity) -> str:
         """Return the file's text for its owner, "" for others, because it may contain secrets."""
@@ -291,8 +291,20 @@ class ConsumerQueueSerializer(serializers.ModelSerializer[Consumer]):
         read_only_fields = fields
 
 
+class DeliverySerializer(serializers.ModelSerializer[Consumer]):
+    """Whether the events of a consumer reach its agent. The row comes from ``with_delivery``."""
+
+    consumers = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="How many clients read the queue, as counted every minute."
+    )
+    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
+
+    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
+        return blocked_reason(consumer)
+
+
 @extend_schema_serializer(examples=[OpenApiExample("A consumer", CONSUMER, response_only=True)])
-class ConsumerSerializer(ConsumerQueueSerializer):
+class ConsumerSerializer(DeliverySerializer, ConsumerQueueSerializer):
     """The consumer queue of an agent, and whether its events reach the agent."""
 
     uuid = HexUUIDField()
@@ -300,10 +312,6 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     agent_identity = HexURLField("api-agent-identity-detail", "identity")
     agent_identity_uuid = HexUUIDField(source="identity.uuid")
     offering_uuid = HexUUIDField(source="identity.offering.uuid")
-    consumers = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="How many clients read the queue, as counted every minute."
-    )
-    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
 
     class Meta(ConsumerQueueSerializer.Meta):
         fields = [
@@ -312,9 +320,6 @@ class ConsumerSerializer(ConsumerQueueSerializer):
             "last_error", "last_error_at", "created",
         ]  # fmt: skip
         read_only_fields = fields
-
-    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
-        return blocked_reason(consumer)
 
 
 # Subscriptions

@@ -68,7 +68,8 @@ class AgentServices(ByUUID[AgentService]):
     @action(detail=True, methods=["post"])
     def register_processor(self, request: Request, uuid: str) -> Response:
         """Register a processor of a service, or say that it runs. 201: it is new."""
-        service = require_own(self.get_object(), request)
+        service = self.get_object()
+        require_own(service.identity, request)
         body = read(NewProcessorSerializer, request)
         row, new = services.register_processor(
             service, body["name"], body["backend_type"], body.get("backend_version") or ""
@@ -80,7 +81,8 @@ class AgentServices(ByUUID[AgentService]):
     @action(detail=True, methods=["post"])
     def set_statistics(self, request: Request, uuid: str) -> Response:
         """Replace the statistics of a service."""
-        service = require_own(self.get_object(), request)
+        service = self.get_object()
+        require_own(service.identity, request)
         services.set_statistics(service, read(StatisticsSerializer, request)["statistics"])
         return Response(self.get_serializer(service).data)
 

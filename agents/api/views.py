@@ -44,7 +44,6 @@ from agents.events import publishing
 from agents.events.delivery import with_delivery
 from agents.models import (
     AgentIdentity,
-    AgentService,
     Consumer,
     EventSubscription,
     ObjectType,
@@ -60,8 +59,6 @@ from core.endpoints import StrictParameters, at_field, read
 from core.refusals import Refusal
 
 Row = TypeVar("Row", bound=Model)
-
-OWN_AGENT_ONLY = "Only the owner's agent reports about its services."
 
 
 def presented_token(request: Request, owner_id: int) -> PresentedToken:
@@ -92,10 +89,10 @@ class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         return super().get_object()
 
 
-def require_own(service: AgentService, request: Request) -> AgentService:
-    if service.identity.owner_id != request.user.pk:
-        raise PermissionDenied(OWN_AGENT_ONLY)
-    return service
+def require_own(identity: AgentIdentity, request: Request) -> None:
+    """Raise PermissionDenied for an operator who does not own the agent that reports."""
+    if identity.owner_id != request.user.pk:
+        raise PermissionDenied("Only the owner's agent reports about its services.")
 
 
 class RemovableByUUID(ByUUID[Row]):
@@ -173,8 +170,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         body = self._introduced(request, request.user)
         with at_field("offering"):
             identity = identities.create_identity(request.user, **body)
-        data = self.get_serializer(identity).data
-        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
+        return self.created_or_found(AgentIdentitySerializer, identity)
 
     @extend_schema(request=NewAgentIdentitySerializer, responses=AgentIdentitySerializer)
     def update(self, request: Request, uuid: str) -> Response:
@@ -257,8 +253,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
     def register_service(self, request: Request, uuid: str) -> Response:
         """Register a service of an agent, or say that it is active. 201: it is new."""
         identity = self.get_object()
-        if identity.owner_id != request.user.pk:
-            raise PermissionDenied(OWN_AGENT_ONLY)
+        require_own(identity, request)
         body = read(NewServiceSerializer, request)
         return self.created_or_found(
             ServiceSerializer, *services.register_service(identity, body["name"], body.get("mode") or "")
@@ -339,8 +334,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
             description=body.get("description", ""),
             source_ip=client_address(request._request) or None,
         )
-        data = self.get_serializer(subscription).data
-        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
+        return self.created_or_found(EventSubscriptionSerializer, subscription)
 
     @extend_schema(
         request=NewSubscriptionQueueSerializer,
@@ -448,4 +442,4 @@ class Offerings(ByUUID[Offering]):
         published = publishing.publish(
             offering, body["object_type"], body["payload"], request.user, body.get("message_id")
         )
-        return Response(published.as_json())
+        return Response(PublishedSerializer(published).data)

@@ -8,7 +8,7 @@ import logging
 import reprlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -74,9 +74,6 @@ class Published:
     rejected: int = 0
     unreachable: int = 0
     gone: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def publish(

@@ -180,7 +180,7 @@ def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None,
     if collected is None:
         return
     if connection.features.has_select_for_update:
-        for model in sorted(collected.rows, key=_label):
+        for model in sorted(collected.rows, key=lambda model: model._meta.label):
             rows = model._default_manager.filter(pk__in=collected.rows[model])
             list(rows.select_for_update().order_by("pk").values_list("pk"))
     users = {removal.name for removal in collected.removals if removal.kind == Removal.Kind.USER}
@@ -191,10 +191,6 @@ def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None,
             if removal.kind != Removal.Kind.PASSWORD or removal.name not in users
         ]
     )
-
-
-def _label(model: type[Model]) -> str:
-    return model._meta.label
 
 
 def _tokens_of(origin: Model | QuerySet[Model] | None, token: AuthToken) -> Q:

@@ -45,7 +45,7 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     """List the broker, then read the rows."""
     renew = lease.renew_if_due if lease else lambda: None
     management = broker.management()
-    before = registered.agent_vhosts()
+    before = registered.vhosts()
     snapshot.require_administrator(management)
     members = snapshot.members(management)
     renew()
@@ -60,7 +60,7 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
             f"a node is down ({', '.join(sorted(members[1]))}), so its queues can't be distinguished from deleted ones"
         )
     rows = {(row.vhost, row.name): row for row in _registered_rows()}
-    after = registered.agent_vhosts()
+    after = registered.vhosts()
     return BrokerView(
         management,
         {(queue.vhost, queue.name): queue for queue in listed},

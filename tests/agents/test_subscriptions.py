@@ -36,7 +36,7 @@ from agents.registration.queues import (
 from agents.registration.records import Busy
 from agents.registration.vhosts import create_vhost
 from agents.removal import deletions
-from agents.sweeps.registered import agent_vhosts
+from agents.sweeps.registered import vhosts
 from core import broker, locks, removals
 from core.models import Lease, Removal
 from core.refusals import Refusal
@@ -386,11 +386,11 @@ def test_a_subscription_interrupted_by_a_kill_is_finished_by_the_next_call(place
     with raising(Management, place, Killed), pytest.raises(Killed):
         agent.subscribe()
     left = EventSubscription.objects.get()
-    assert (left.token, left.password_set, bool(agent_vhosts())) == (None, False, has_vhost)
+    assert (left.token, left.password_set, bool(vhosts())) == (None, False, has_vhost)
     assert agent.subscribe() == (left, False)
     assert can_log_in(broker, agent.vhost, left.rmq_username, agent.presented.key)
     assert set(agents.queues(agent.vhost)) == {"guardian.dlq"}
-    assert agent_vhosts() == {agent.vhost: agent.owner.pk}
+    assert vhosts() == {agent.vhost: agent.owner.pk}
 
 
 # Concurrent removals
