@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
 
-from django.db import transaction
 from django.utils import timezone
 
 from accounts.models import Owner
@@ -16,8 +15,8 @@ from agents.removal.handlers import pending
 from agents.sweeps.broker_view import BrokerView, observe
 from agents.sweeps.logins import reconcile_logins
 from agents.sweeps.repair import repair
-from agents.sweeps.reports import REGISTRATION_GRACE, Report, apply_brake, batches, deletion_limit, queue_as_json, run
-from core import broker, removals
+from agents.sweeps.reports import REGISTRATION_GRACE, Report, apply_brake, carry_out, deletion_limit, queue_as_json, run
+from core import broker
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit import amqp
@@ -61,7 +60,7 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
         if force or queue.type == "classic":
             names.append((queue.vhost, queue.name))
         else:
-            _record_kept(report, (queue.vhost, queue.name))
+            report.add_kept((queue.vhost, queue.name))
             report.add_error(
                 f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, and the broker reports its "
                 "consumers too late. Check that it has none, then use --force"
@@ -79,7 +78,9 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     if report.brake_held:
         report.would_delete = [queue_as_json(name) for name in names]
     else:
-        _remove(report, names, lease, force)
+        kind = Removal.Kind.QUEUE
+        what = [Removal(kind=kind, vhost=vhost, name=name, if_unused=not force) for vhost, name in names]
+        report.deleted = carry_out(report, what, lease)
     if not report.away:
         owners = Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in without_dlq])
         repaired = repair([*owners, *missing], view.management, lease)
@@ -146,30 +147,6 @@ def _preview(report: Report, names: Sequence[QueueName], force: bool) -> None:
     depths = {} if force else amqp.declare_passively(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
-            _record_kept(report, name)
+            report.add_kept(name)
         else:
             report.would_delete.append(queue_as_json(name))
-
-
-def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force: bool) -> None:
-    """Record the removal of these queues, then delete them, in batches. After a crash, the removals are resumed."""
-    for batch in batches(names):
-        with transaction.atomic():
-            lease.renew()
-            ids = removals.reserve(
-                [Removal(kind=Removal.Kind.QUEUE, vhost=vhost, name=name, if_unused=not force) for vhost, name in batch]
-            )
-        outcome = removals.run(ids)
-        report.deleted += outcome.removed
-        for name in outcome.kept:
-            _record_kept(report, name)
-        for error in outcome.errors:
-            report.add_error(error)
-        if outcome.unreachable:
-            report.away = True
-            return
-
-
-def _record_kept(report: Report, name: QueueName) -> None:
-    report.kept += 1
-    report.in_use.append(queue_as_json(name))
