@@ -372,6 +372,10 @@ class Consumer(Login, RegisteredQueue):
         return for_consumer(self.uuid.hex)
 
 
+REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
+"""The models of registered queues."""
+
+
 class Sweep(models.Model):
     """The report of a sweep of orphans or a clean-up of stale subscriptions. Old reports are pruned."""
 

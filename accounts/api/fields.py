@@ -6,11 +6,7 @@ from django.urls import reverse
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from accounts.models import (
-    MAX_ADDRESS_LENGTH,
-    MAX_THRESHOLD,
-    Owner,
-)
+from accounts.models import MAX_ADDRESS_LENGTH, MAX_THRESHOLD, Owner
 from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.links import absolute_url, object_url
 

@@ -32,13 +32,7 @@ from accounts.pages.common import (
     search_text,
 )
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
-from accounts.pulse_users import (
-    creation,
-    passwords,
-    removal,
-    thresholds,
-    validation,
-)
+from accounts.pulse_users import creation, passwords, removal, thresholds, validation
 from core import connecting
 from core.confirmation import ConfirmationRequired
 from core.refusals import Refusal

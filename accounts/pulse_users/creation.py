@@ -14,10 +14,7 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.access import quotas, vouching
-from accounts.models import (
-    Owner,
-    PulseUser,
-)
+from accounts.models import Owner, PulseUser
 from accounts.pulse_users import addresses, invitations, namespace, ownership
 from accounts.pulse_users.namespace import NOTHING, Belongings
 from accounts.pulse_users.ownership import NO_OWNER

@@ -8,10 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from accounts import audit
-from accounts.models import (
-    Owner,
-    PulseUser,
-)
+from accounts.models import Owner, PulseUser
 from accounts.pulse_users import ownership
 from accounts.pulse_users.validation import (
     check_password,

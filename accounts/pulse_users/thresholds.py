@@ -10,13 +10,7 @@ from django.db import transaction
 
 from accounts import queue_effects
 from accounts.access import vouching
-from accounts.models import (
-    UNCHANGED,
-    Owner,
-    PulseUser,
-    Unchanged,
-    check_thresholds,
-)
+from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core.confirmation import ConfirmableChange
 
 

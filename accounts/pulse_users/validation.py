@@ -9,10 +9,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
 
 from accounts.access.reserved_names import is_reserved
-from accounts.models import (
-    Owner,
-    PulseUser,
-)
+from accounts.models import Owner, PulseUser
 from accounts.pulse_users.namespace import Belongings
 from core import broker
 from core.refusals import Refusal

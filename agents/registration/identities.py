@@ -3,9 +3,7 @@
 import logging
 import re
 import uuid as uuids
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -20,23 +18,6 @@ logger = logging.getLogger(__name__)
 
 
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-
-class IdentityDetails(TypedDict, total=False):
-    """The optional fields of an identity that an agent sends."""
-
-    version: str
-    dependencies: Sequence[dict[str, str]]
-    config_file_path: str
-    config_file_content: str
-    last_restarted: datetime | None
-
-
-class IdentityChanges(IdentityDetails, total=False):
-    """All fields of an identity that an agent can change."""
-
-    name: str
-    offering: Offering
 
 
 def read_uuid(text: Any) -> uuids.UUID:
@@ -76,11 +57,9 @@ def check_object_type(object_type: str) -> str:
     return object_type
 
 
-def create_identity(
-    owner: Owner, offering: Offering, name: str, **introduction: Unpack[IdentityDetails]
-) -> AgentIdentity:
-    """Create an identity of an agent of this owner, for this offering."""
-    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
+def create_identity(owner: Owner, offering: Offering, name: str, **introduced: Any) -> AgentIdentity:
+    """Create an identity of an agent of this owner, for this offering, with the other fields that the agent sent."""
+    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduced))
     try:
         insert(lambda: identity.save(force_insert=True), owner, AgentIdentity)
     except IntegrityError as error:
@@ -88,7 +67,7 @@ def create_identity(
     return identity
 
 
-def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
+def update_identity(identity: AgentIdentity, **introduced: Any) -> None:
     """Change the given fields of an identity."""
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
@@ -112,13 +91,11 @@ def read_config(identity: AgentIdentity) -> str:
         return ""
 
 
-def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(changes)
+def _as_fields(introduced: dict[str, Any]) -> dict[str, Any]:
+    fields = dict(introduced)
     if "config_file_content" in fields:
         content = fields.pop("config_file_content")
         fields["sealed_config"] = sealing.seal(sealing.CONFIGURATIONS, content) if content else ""
-    if "dependencies" in fields:
-        fields["dependencies"] = list(fields["dependencies"])
     return fields
 
 

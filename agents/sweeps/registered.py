@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from agents.models import AgentVhost, Consumer, Registration, SubscriptionQueue
+from agents.models import REGISTERED, AgentVhost, Registration
 from agents.removal.handlers import pending as pending_removals
 from agents.sweeps.repair import repair_after_pass as declare_missing
 from core import bulk
@@ -13,9 +13,11 @@ __all__ = ["declare_missing", "pending_removals", "queues", "record_missing", "v
 
 def queues() -> dict[tuple[str, str], int]:
     """Return the owner's id of each queue that agents registered, and of each dead-letter queue of their vhosts."""
-    subscribed = SubscriptionQueue.objects.order_by().values_list("vhost", "queue_name", "subscription__owner_id")
-    consumers = Consumer.objects.order_by().values_list("vhost", "queue_name", "identity__owner_id")
-    found = {(vhost, name): owner for rows in (subscribed, consumers) for vhost, name, owner in rows}
+    found = {}
+    for model in REGISTERED:
+        rows = model._default_manager.order_by()
+        for vhost, name, owner in rows.values_list("vhost", "queue_name", f"{model.OWNER_FIELD}_id"):
+            found[vhost, name] = owner
     return found | {(vhost, names.DEAD_LETTER_QUEUE): owner for vhost, owner in vhosts().items()}
 
 
@@ -30,6 +32,6 @@ def record_missing(names: Collection[tuple[str, str]]) -> None:
     """
     if not names:
         return
-    for model in (SubscriptionQueue, Consumer):
+    for model in REGISTERED:
         these = bulk.among(model, ("vhost", "queue_name"), list(names))
         model._default_manager.filter(these, state=Registration.READY).update(state=Registration.CREATING)

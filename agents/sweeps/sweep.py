@@ -127,9 +127,8 @@ def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consume
             lacking.setdefault(row.model, []).append(row.id)
     missing: list[SubscriptionQueue | Consumer] = []
     for model, ids in lacking.items():
-        owner = "subscription__owner" if model is SubscriptionQueue else "identity__owner"
         rows = model._default_manager.filter(pk__in=ids, created__lt=at - REGISTRATION_GRACE)
-        missing += rows.select_related(owner).order_by("pk")
+        missing += rows.select_related(model.OWNER_FIELD).order_by("pk")
     return missing
 
 
