@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
-from urllib.parse import quote, urlsplit
 
 import pika
 import pytest
@@ -45,6 +44,7 @@ from rabbit.amqp import Session
 from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE
+from tests.conftest import Amqp
 from tests.support.agents import make_removals_due
 from tests.support.counting import counted_requests
 from tests.support.proxy import Proxy
@@ -58,6 +58,7 @@ from tests.support.toolbox import (
     in_parallel,
     raising,
     stored_queue,
+    url_for,
     wait_until_blocked,
 )
 
@@ -96,9 +97,7 @@ def write_due(kind, *names, vhost=""):
 @contextmanager
 def logged_in(broker, vhost, username, key):
     """Give an open connection of a RabbitMQ user."""
-    address = urlsplit(broker.amqp_url)
-    login = f"amqp://{username}:{key}@{address.hostname}:{address.port}/{quote(vhost, safe='')}"
-    opened = pika.BlockingConnection(pika.URLParameters(login))
+    opened = Amqp(url_for(broker, username, key), vhost).connection
     try:
         yield opened
     finally:

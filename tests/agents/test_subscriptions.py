@@ -59,6 +59,7 @@ from tests.support.toolbox import (
     in_parallel,
     is_refused,
     raising,
+    url_for,
     wait_until_blocked,
 )
 
@@ -136,8 +137,7 @@ def test_the_token_only_reads_its_queue_over_amqp(kind, subscribed, broker):
     if kind == "consumer":
         login, queue, other = other, other, queue
     Amqp(broker.amqp_url, queue.vhost).publish(queue.queue_name, 1)
-    address = broker.amqp_url.rpartition("@")[2]
-    opened = Amqp(f"amqp://{login.rmq_username}:{subscribed.presented.key}@{address}", subscribed.vhost).connection
+    opened = Amqp(url_for(broker, login.rmq_username, subscribed.presented.key), subscribed.vhost).connection
     _, _, body = opened.channel().basic_get(queue.queue_name, auto_ack=True)
     assert body == b"0"
     for action in (
