@@ -157,15 +157,9 @@ def pulse_user_page(request: OwnersRequest, username: str) -> HttpResponse:
 
 
 def pulse_user_response(
-    request: OwnersRequest,
-    pulse_user: PulseUser,
-    owner_form: forms.OwnerForm | None = None,
-    address_form: forms.AddressForm | None = None,
-    thresholds_form: forms.ThresholdsForm | None = None,
-    password_form: forms.PasswordForm | None = None,
-    trouble: str = "",
-    status: int = 200,
+    request: OwnersRequest, pulse_user: PulseUser, trouble: str = "", status: int = 200, **given: forms.Form
 ) -> HttpResponse:
+    """Return the page of a Pulse user, with the ``given`` forms, such as ``owner_form``, in place of empty ones."""
     permissions: dict[str, list[str]] = {}
     live = None
     if pulse_user.ready and pulse_user.removing_since is None and not trouble:
@@ -179,7 +173,7 @@ def pulse_user_response(
             trouble = "RabbitMQ no longer has this user. Set a new password to create it again, or delete it here, too."
         except BrokerError as error:
             trouble = broker_trouble(request, error, "The permissions can't be shown.")
-    password_form = password_form or forms.PasswordForm()
+    password_form = given.get("password_form") or forms.PasswordForm()
     if live and not live["total"] and not pulse_user.password_exposed_at:
         del password_form.fields["close_connections"]
     current = {"warn_length": pulse_user.warn_length, "max_length": pulse_user.max_length}
@@ -200,13 +194,14 @@ def pulse_user_response(
             "largest_max_length": 0 if request.user.is_staff else settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH,
             "default_warn_length": settings.GUARDIAN_WARN_QUEUE_LENGTH,
             "default_max_length": settings.GUARDIAN_MAX_QUEUE_LENGTH,
-            "owner_form": owner_form or forms.OwnerForm(),
-            "address_form": address_form or forms.AddressForm(),
-            "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
+            "owner_form": forms.OwnerForm(),
+            "address_form": forms.AddressForm(),
+            "thresholds_form": forms.ThresholdsForm(initial=current),
             "hold_off_form": forms.HoldOffForm(initial={"hold_off_minutes": pulse_user.hold_off_minutes}),
             "archive_days": settings.GUARDIAN_ARCHIVE_DAYS,
             "archives_form": forms.ArchivesForm(initial={"keeps_archives": pulse_user.keeps_archives}),
             "password_form": password_form,
+            **given,
         },
         status=status,
     )

@@ -167,46 +167,43 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
     keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
-    if not keys:
-        return []
+    queues = SubscriptionQueue.objects.filter(subscription=OuterRef("pk")).order_by().values("subscription")
+    subscriptions = (
+        EventSubscription.objects.annotate(
+            number_of_queues=Coalesce(Subquery(queues.annotate(number=Count("pk")).values("number")), 0)
+        )
+        .select_related("owner")
+        .order_by("object_type", "id")
+    )
     identities = (
         AgentIdentity.objects.select_related("owner", "offering")
         .prefetch_related(
             Prefetch("consumer", with_delivery(Consumer.objects.select_related("identity__offering"))),
+            Prefetch("event_subscriptions", subscriptions),
             "services__processors",
         )
         .in_bulk([pk for alone, pk in keys if not alone])
     )
-    queues = SubscriptionQueue.objects.filter(subscription=OuterRef("pk")).order_by().values("subscription")
-    subscriptions = list(
-        EventSubscription.objects.filter(
-            Q(identity__in=identities) | Q(identity=None, pk__in=[pk for alone, pk in keys if alone])
-        )
-        .annotate(number_of_queues=Coalesce(Subquery(queues.annotate(number=Count("pk")).values("number")), 0))
-        .select_related("owner")
-        .order_by("object_type", "id")
-    )
-    consumers = [one.consumer for one in identities.values() if hasattr(one, "consumer")]
-    readers: dict[tuple[bool, int], list[Reader]] = defaultdict(list)
-    for reader in _readers(consumers, subscriptions, clients):
-        identity = reader.row.identity_id
-        readers[(True, reader.row.pk) if identity is None else (False, identity)].append(reader)
-    owners = {subscription.pk: subscription.owner for subscription in subscriptions}
-    found = []
+    without_identity = subscriptions.in_bulk([pk for alone, pk in keys if alone])
+    logins: dict[AgentIdentity | EventSubscription, list[Any]] = {}
     for alone, pk in keys:
-        if alone and pk in owners:
-            found.append(Agent(None, owners[pk], readers[alone, pk]))
-        elif not alone and pk in identities:
-            found.append(Agent(identities[pk], identities[pk].owner, readers[alone, pk]))
-    return found
+        if alone and (subscription := without_identity.get(pk)):  # it may have been deleted since
+            logins[subscription] = [subscription]
+        elif not alone and (identity := identities.get(pk)):
+            consumers = [identity.consumer] if hasattr(identity, "consumer") else []
+            logins[identity] = [*consumers, *identity.event_subscriptions.all()]
+    readers = _readers([login for of_one in logins.values() for login in of_one], clients)
+    return [
+        Agent(one if isinstance(one, AgentIdentity) else None, one.owner, [readers[login] for login in of_one])
+        for one, of_one in logins.items()
+    ]
 
 
-def _readers(
-    consumers: Sequence[Consumer], subscriptions: Sequence[EventSubscription], clients: Sequence[Client] | None
-) -> list[Reader]:
+def _readers(logins: Sequence[Any], clients: Sequence[Client] | None) -> dict[EventSubscription | Consumer, Reader]:
     """Return consumers and subscriptions with their queues, in two statements."""
     # Limit the queues of each agent, so that one agent doesn't fill the page.
     agent = Coalesce("subscription__identity_id", -F("subscription_id"))
+    subscriptions = [login for login in logins if isinstance(login, EventSubscription)]
     registered = (
         with_delivery(SubscriptionQueue.objects.filter(subscription__in=subscriptions))
         .annotate(number=Window(RowNumber(), partition_by=agent, order_by=["object_type", "pk"]))
@@ -217,31 +214,28 @@ def _readers(
     queues: dict[int, list[SubscriptionQueue]] = defaultdict(list)
     for queue in registered:
         queues[queue.subscription_id].append(queue)
-    names = [consumer.queue_name for consumer in consumers]
+    names = [login.queue_name for login in logins if isinstance(login, Consumer)]
     rows = _rows_by_name([*names, *(queue.queue_name for some in queues.values() for queue in some)])
     online = _live_connections(clients or [])
-    found = []
-    for consumer in consumers:
-        shown = [_queue_row(consumer, rows)]
-        user = (consumer.rmq_username, consumer.vhost)
-        found.append(Reader(consumer, True, consumer.object_types, shown, 0, online.get(user)))
-    for one in subscriptions:
-        shown = [_queue_row(queue, rows) for queue in queues[one.pk]]
-        user = (one.rmq_username, one.owner.uuid.hex)
-        more = one.number_of_queues - len(shown)  # type: ignore[attr-defined]
-        found.append(Reader(one, False, _observed_types(one), shown, more, online.get(user)))
+    found = {}
+    for login in logins:
+        is_consumer = isinstance(login, Consumer)
+        of_login = [login] if is_consumer else queues[login.pk]
+        shown = [QueueRow(one, rows.get((one.vhost, one.queue_name)), blocked_reason(one)) for one in of_login]
+        more = 0 if is_consumer else login.number_of_queues - len(shown)
+        user = (login.rmq_username, login.owner.uuid.hex)
+        found[login] = Reader(login, is_consumer, _types_of(login), shown, more, online.get(user))
     return found
 
 
-def _observed_types(subscription: EventSubscription) -> list[str]:
-    if subscription.object_type:
-        return [subscription.object_type]
-    types = [one.get("object_type") for one in subscription.observable_objects if isinstance(one, dict)]
+def _types_of(row: EventSubscription | Consumer) -> list[str]:
+    """Return the object types of a login's events. Empty: of a consumer, all."""
+    if isinstance(row, Consumer):
+        return list(row.object_types)
+    if row.object_type:
+        return [row.object_type]
+    types = [one.get("object_type") for one in row.observable_objects if isinstance(one, dict)]
     return list(dict.fromkeys(str(name) for name in types if name))
-
-
-def _queue_row(row: SubscriptionQueue | Consumer, rows: dict[tuple[str, str], Row]) -> QueueRow:
-    return QueueRow(row, rows.get((row.vhost, row.queue_name)), blocked_reason(row))
 
 
 def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
@@ -324,11 +318,6 @@ def _remove(
         else:
             messages.success(request, f"The {kind} {name} was removed, with its queues and logins.")
         return redirect("agents")
-    types: list[str] = []
-    if isinstance(row, EventSubscription):
-        types = _observed_types(row)
-    elif isinstance(row, Consumer):
-        types = row.object_types
     clients, trouble = _clients(row.owner.uuid.hex)
     return render(
         request,
@@ -336,7 +325,7 @@ def _remove(
         {
             "kind": kind,
             "row": row,
-            "types": types,
+            "types": [] if isinstance(row, AgentIdentity) else _types_of(row),
             "name": name,
             "queues": queues,
             "messages_in_them": messages_in_them,

@@ -22,7 +22,6 @@ from core.models import Removal
 from rabbit import amqp
 from rabbit.errors import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName, is_agents_queue, readable
-from rabbit.snapshot import ListedName
 
 
 def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collection[QueueName] | None = None) -> Report:
@@ -40,13 +39,14 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     """Sweep under this lease. Without a lease, only report what would be done."""
     try:
         view = observe(report, lease)
-        orphans = _select_confirmed(report, _orphans(view), only)
+        found = _orphans(view)
+        orphans = [name for name in found if only is None or name in only]
+        report.left_out = [queue_as_json(name) for name in found if only is not None and name not in only]
         if len(orphans) > deletion_limit(len(view.queues)) and not force:
             # A queue that was removed while it was listed looks like an orphan: it has neither a row nor a Removal. It
             # must not trigger the brake, so list again. Below the limit it only costs a DELETE that returns 404.
             view = observe(report, lease)
-            first_orphans = {(queue.vhost, queue.name) for queue in orphans}
-            orphans = [queue for queue in _orphans(view) if (queue.vhost, queue.name) in first_orphans]
+            orphans = sorted({*orphans}.intersection(_orphans(view)))
     except BrokerError as error:
         report.away = True
         report.add_error(str(error))
@@ -56,14 +56,15 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     apply_brake(report, force)
     missing, without_dlq = _missing(view, report.at), _vhosts_without_dlq(view)
     names = []
-    for queue in orphans:
-        if force or queue.type == "classic":
-            names.append((queue.vhost, queue.name))
+    for vhost, name in orphans:
+        queue_type = view.queues[vhost, name].type
+        if force or queue_type == "classic":
+            names.append((vhost, name))
         else:
-            report.add_kept((queue.vhost, queue.name))
+            report.add_kept((vhost, name))
             report.add_error(
-                f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, and the broker reports its "
-                "consumers too late. Check that it has none, then use --force"
+                f"{readable(name)} in {vhost} is a {queue_type} queue, and the broker reports its consumers too late. "
+                "Check that it has none, then use --force"
             )
     if names and view.incomplete_reason:
         report.add_error(f"{view.incomplete_reason}; no queue is deleted until the next sweep")
@@ -90,27 +91,14 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     reconcile_logins(report, view, lease, force, names)
 
 
-def _orphans(view: BrokerView) -> list[ListedName]:
+def _orphans(view: BrokerView) -> list[QueueName]:
     """Return the queues without a row, except those that are being removed already."""
-    orphans = [
-        queue
+    orphans = {
+        name
         for name, queue in view.queues.items()
         if queue.vhost in view.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in view.rows
-    ]
-    leaving = pending() if orphans else set()
-    return sorted(queue for queue in orphans if (queue.vhost, queue.name) not in leaving)
-
-
-def _select_confirmed(
-    report: Report, orphans: list[ListedName], only: Collection[QueueName] | None
-) -> list[ListedName]:
-    """Return the confirmed orphans, or all without a confirmation, and report the others as ``left_out``."""
-    if only is None:
-        return orphans
-    report.left_out = [
-        queue_as_json((queue.vhost, queue.name)) for queue in orphans if (queue.vhost, queue.name) not in only
-    ]
-    return [queue for queue in orphans if (queue.vhost, queue.name) in only]
+    }
+    return sorted(orphans - pending()) if orphans else []
 
 
 def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consumer]:
