@@ -19,7 +19,7 @@ from agents.api.service_serializers import ProcessorSerializer, ServiceSerialize
 from agents.api.unused import CleanedUpServicesSerializer, CleanUpSerializer, clean_up
 from agents.api.views import ByUUID, require_own
 from agents.models import AgentProcessor, AgentService
-from agents.services import services, unused
+from agents.services import services
 from core.endpoints import StrictParameters, read, takes
 from core.links import absolute_url
 
@@ -93,7 +93,7 @@ class AgentServices(ByUUID[AgentService]):
 
         For operators. By default nothing is removed: the response lists what would be.
         """
-        return clean_up(request, unused.remove_stale_services, CleanedUpServicesSerializer)
+        return clean_up(request, AgentService.objects.select_related("identity"), CleanedUpServicesSerializer)
 
 
 class AgentProcessors(ByUUID[AgentProcessor]):

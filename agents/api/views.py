@@ -53,7 +53,7 @@ from agents.models import (
 from agents.registration import identities, queues
 from agents.registration.credentials import PresentedToken
 from agents.removal import deletions
-from agents.services import services, unused
+from agents.services import services
 from agents.services.unused import orphaned_identities
 from core.endpoints import StrictParameters, at_field, read
 from core.refusals import Refusal
@@ -266,7 +266,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
 
         For operators. By default nothing is removed: the response lists what would be.
         """
-        return clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
+        return clean_up(request, orphaned_identities().select_related("offering"), CleanedUpIdentitiesSerializer)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
         """Return the identity in the path and the token of the request, if its owner may subscribe to its offering."""
