@@ -81,7 +81,7 @@ def publish(
     object_type: str,
     payload: Mapping[str, Any],
     by: Owner | None = None,
-    message_id: str | uuid.UUID | None = None,
+    message_id: uuid.UUID | None = None,
 ) -> Published:
     """Publish an event of an offering to the agents that registered for this type. ``by`` None: Guardian itself.
 
@@ -99,7 +99,7 @@ def publish(
         limits.consume(limits.RateLimit("events", settings.GUARDIAN_EVENTS_PER_MINUTE, 60), by.uuid.hex)
     check_object_type(object_type)
     body = _body(offering, object_type, payload)
-    id_ = _message_id(message_id)
+    id_ = (message_id or uuid.uuid4()).hex
     ready, skipped = _recipients(offering, object_type)
     _log(offering, object_type, id_, skipped)
     results: dict[QueueName, Result] = {}
@@ -151,15 +151,6 @@ def _body(offering: Offering, object_type: str, payload: Mapping[str, Any]) -> b
     if len(body) > MAX_PAYLOAD_BYTES:
         raise InvalidPayload(f"The payload has {len(body):,} bytes as JSON; at most {MAX_PAYLOAD_BYTES:,} are allowed.")
     return body
-
-
-def _message_id(given: str | uuid.UUID | None) -> str:
-    if given is None:
-        return uuid.uuid4().hex
-    found = _uuid_hex(str(given))
-    if found is None:
-        raise Refusal("The message id must be a UUID, with or without dashes.", "message_id")
-    return found
 
 
 def _uuid_hex(text: Any) -> str | None:

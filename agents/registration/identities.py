@@ -31,16 +31,9 @@ def read_uuid(text: Any) -> uuids.UUID:
     return uuids.UUID(text)
 
 
-def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
-    """Return the offering with this UUID, with or without dashes, if the owner may subscribe to it.
-
-    Otherwise raise a Refusal. The caller names the field.
-    """
-    try:
-        wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
-    except ValueError as error:
-        raise _no_such_offering() from error
-    offering = Offering.objects.subscribed_by(owner).filter(uuid=wanted).first()
+def subscribable_offering(owner: Owner, uuid: uuids.UUID) -> Offering:
+    """Return the offering with this UUID. If the owner may not subscribe to it, raise a Refusal without a field."""
+    offering = Offering.objects.subscribed_by(owner).filter(uuid=uuid).first()
     if offering is None:
         raise _no_such_offering()
     return offering
