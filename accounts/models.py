@@ -224,13 +224,6 @@ class Owner(AbstractBaseUser, PermissionsMixin):
     def has_module_perms(self, app_label: str) -> bool:
         return self.is_active and self.is_staff
 
-    def get_full_name(self) -> str:
-        """Return the full name, or the address if there is none."""
-        return self.full_name or self.email
-
-    def get_short_name(self) -> str:
-        return self.email.partition("@")[0]
-
 
 class Vouching(models.Model):
     """A record that an owner was vouched for, or that the vouching was withdrawn. An owner's last record is valid."""

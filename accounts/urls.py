@@ -1,5 +1,6 @@
 """URLs of sign-in, vouching, Pulse users and tokens."""
 
+from allauth.account.views import LogoutView
 from django.urls import URLPattern, URLResolver, path, register_converter
 from django.urls.converters import StringConverter
 
@@ -25,7 +26,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("signin/link/<str:token>/", links.sign_in_link, name="sign_in_link"),
     path("signin/oidc/", openid_connect.openid_connect_login, OIDC, name="openid_connect_login"),
     path("signin/oidc/callback/", openid_connect.openid_connect_callback, OIDC, name="openid_connect_callback"),
-    path("signout/", codes.SignOutView.as_view(), name="account_logout"),
+    path("signout/", LogoutView.as_view(template_name="signin/signout.html"), name="account_logout"),
     # Vouching
     path("vouching/", owners.vouching_page, name="vouching"),
     path("owners/", owners.owners_page, name="owners"),

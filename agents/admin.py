@@ -48,13 +48,11 @@ class RemovingAdmin(AuditedAdmin):
             return ask_again(self, request, required)
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        """Delete the row and record what to remove from the broker."""
         self._require_confirmed(request, [obj])
         deletions.delete(obj)
         self._tell_what_follows(request)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Delete the rows and record what to remove from the broker."""
         deletions.delete(queryset)
         self._tell_what_follows(request)
 
@@ -73,7 +71,6 @@ class RemovingAdmin(AuditedAdmin):
         return cast("HttpResponse | None", delete_selected(self, request, queryset))
 
     def queues_deleted_with(self, rows: Sequence[int]) -> QuerySet[Queue]:
-        """Return the stored queues that are deleted with these rows, given as primary keys."""
         return deletions.queues_deleted_with(rows, self.queues_below)
 
     def _require_confirmed(self, request: HttpRequest, rows: Sequence[Model]) -> None:
@@ -128,7 +125,6 @@ class OfferingAdmin(RemovingAdmin):
     queues = column("number_of_queues", "subscription queues")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Offering]:
-        """Add the numbers of agents and queues, in the same query."""
         offerings: QuerySet[Offering] = super().get_queryset(request)
         return offerings.annotate(
             number_of_agents=count_related(AgentIdentity, "offering"),

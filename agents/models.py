@@ -72,7 +72,6 @@ def may_subscribe(owner: str, offering: str) -> "models.ExpressionWrapper[models
 
 
 def check_offering_name(name: str) -> None:
-    """Raise ValidationError if the name of an offering is invalid."""
     check_line(name, MAX_OFFERING_NAME_LENGTH)
 
 
@@ -272,7 +271,6 @@ class EventSubscription(Login):
 
     @property
     def permissions(self) -> Permissions:
-        """The permissions of its RabbitMQ user in the vhost of its owner's agents."""
         return for_subscription(self.uuid.hex)
 
 
@@ -367,13 +365,15 @@ class Consumer(Login, RegisteredQueue):
 
     @property
     def login(self) -> "Consumer":
-        """The login that reads it: the consumer itself."""
         return self
 
     @property
     def permissions(self) -> Permissions:
-        """The permissions of its RabbitMQ user in the vhost of its owner's agents."""
         return for_consumer(self.uuid.hex)
+
+
+REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
+"""The models of registered queues."""
 
 
 class Sweep(models.Model):

@@ -21,9 +21,6 @@ def save_offering(
     """Create the offering with this UUID or change its name, add members and publishers, and return it.
 
     ``replace`` removes other members and publishers, except those who are deactivated. None leaves them as they are.
-
-    Raises:
-        NotVouched: a new member or publisher may not use the broker.
     """
     with transaction.atomic():
         offering, _ = Offering.objects.update_or_create(uuid=key, defaults={"name": name})

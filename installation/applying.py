@@ -216,10 +216,8 @@ class Applier:
         if "warn_length" in new or "max_length" in new:
             warn, limit = new.get("warn_length", UNCHANGED), new.get("max_length", UNCHANGED)
             self._confirming(partial(thresholds.set_thresholds, pulse_user, warn, limit, None))
-        if "keeps_archives" in new:
-            thresholds.set_keeps_archives(pulse_user, new["keeps_archives"])
-        if "hold_off_minutes" in new:
-            thresholds.set_hold_off(pulse_user, new["hold_off_minutes"])
+        if options := {name: new[name] for name in ("keeps_archives", "hold_off_minutes") if name in new}:
+            thresholds.set_options(pulse_user, **options)
         if "notification_emails" in new:
             addresses.set_addresses(pulse_user, new["notification_emails"], None)
 

@@ -47,6 +47,7 @@ from tests.support.fixtures import (  # noqa: F401
     certificate,
     create_pulse_user,
     guarded_node,
+    middle_of_an_interval,
     operator,
     own_node,
     private_channels,

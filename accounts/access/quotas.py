@@ -41,9 +41,6 @@ def require_room(quota: Quota, owner: Owner, rows: QuerySet[Any], things: str = 
     """Lock the owner's row, and check that the owner may have one more of these rows.
 
     Call this in the transaction that inserts the row. ``things`` names the rows if the quota applies to several kinds.
-
-    Raises:
-        Refusal: the owner has the maximum.
     """
     if owner.is_staff or not quota.maximum:
         return

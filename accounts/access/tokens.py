@@ -34,14 +34,7 @@ def create_token(
     """Create a token that expires after ``days``, and return its row and the plaintext token.
 
     Show the token now, since it can't be retrieved later. With the scope ``read``, it may be restricted to the
-    ``pulse_user`` of this name.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        ValidationError: the name, the number of days, the scope or the Pulse user is invalid; on the field ``name``,
-            ``days``, ``scope`` or ``pulse_user``.
-        Refusal: the owner has ``GUARDIAN_MAX_TOKENS`` valid tokens.
-        RateLimitExceeded: the owner created too many tokens within the last hour.
+    ``pulse_user`` of this name. A ValidationError about a value names its argument as the field.
     """
     name = name.strip()
     try:

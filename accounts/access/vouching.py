@@ -121,12 +121,7 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
 
 def request_vouching(owner: Owner, reason: str) -> None:
-    """Record an owner's request to be vouched for, at most once a day.
-
-    Raises:
-        Refusal: the owner made a request within the last day, or is vouched for already.
-        ValidationError: the reason is empty, too long, or contains control characters.
-    """
+    """Record an owner's request to be vouched for, at most once a day. Raises Refusal."""
     reason = " ".join(reason.split())
     check_line(reason, MAX_REQUEST_LENGTH)
     with transaction.atomic():

@@ -47,22 +47,18 @@ class AuditEntryAdmin(AuditedAdmin):
 
     @admin.display(ordering="actor_email")
     def who(self, entry: AuditEntry) -> str:
-        """Return who acted."""
         return actor_of(entry)
 
     @admin.display(ordering="content_type")
     def kind(self, entry: AuditEntry) -> str:
-        """Return the kind of thing that was changed."""
         return entry.content_type.name if entry.content_type else ""
 
     @admin.display(ordering="object_repr")
     def thing(self, entry: AuditEntry) -> str:
-        """Return the thing that was changed."""
         return thing_of(entry)
 
     @admin.display(description="details")
     def details(self, entry: AuditEntry) -> str:
-        """Return the changed fields, before and after, and further details."""
         return format_html_join(SafeString("<br>"), "{}", ((line,) for line in details_of(entry)))
 
 

@@ -61,12 +61,10 @@ class OwnerAdmin(AuditedAdmin):
     owned = column("number_of_pulse_users", "Pulse users")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
-        """Add the number of Pulse users, in the same query."""
         owners: QuerySet[Owner] = super().get_queryset(request)
         return owners.annotate(number_of_pulse_users=count_related(PulseUser.owners.through, "owner"))
 
     def view_on_site(self, owner: Owner) -> str:
-        """Return the URL of the page with the vouching record."""
         return reverse("owner", args=[owner.uuid])
 
     def get_readonly_fields(self, request: HttpRequest, obj: Owner | None = None) -> list[str]:
@@ -112,7 +110,6 @@ class OwnerAdmin(AuditedAdmin):
 
     @admin.action(description="Approve access for the selected owners", permissions=["act"])
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
-        """Vouch for the selected owners."""
         apply_to_each(
             request,
             queryset,
@@ -133,7 +130,6 @@ class OwnerAdmin(AuditedAdmin):
         ),
     )
     def withdraw(self, request: HttpRequest, owners: list[Owner], remove: bool, reason: str) -> None:
-        """Withdraw the vouching of the owners; if requested, remove their Pulse users and tokens."""
         if remove and len(owners) > 1:
             text = "Pulse users and tokens can be removed for one owner at a time. Select one owner."
             raise ValidationError({"remove": text})
@@ -183,7 +179,6 @@ class AuthTokenAdmin(AuditedAdmin):
         return [url for url in super().get_urls() if str(url.name).endswith(("_changelist", "_add"))]
 
     def action_checkbox(self, obj: AuthToken) -> SafeString:
-        """Return the checkbox of a row, with its UUID as the value."""
         name = f"Select this token for an action - {obj}"
         box = forms.CheckboxInput({"class": "action-select", "aria-label": name}, lambda value: False)
         return box.render(ACTION_CHECKBOX_NAME, str(obj.uuid))
@@ -201,7 +196,6 @@ class AuthTokenAdmin(AuditedAdmin):
         ),
     )
     def revoke(self, request: HttpRequest, found: list[AuthToken]) -> None:
-        """Revoke the tokens."""
         change = tokens.revocation_of(found, current_operator(request), given_confirmation(request))
         tokens.revoke_confirmed(found, change)
         report_results(request, [str(token) for token in found], "revoked", [])

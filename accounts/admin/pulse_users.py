@@ -9,7 +9,7 @@ from django.urls import reverse
 from accounts.models import Invitation, NotificationAddress, PulseUser
 from accounts.pages.forms import ThresholdsForm
 from accounts.pulse_users import thresholds
-from core.admin import AuditedAdmin, Confirmation, confirmed_action, current_operator, given_confirmation
+from core.admin import AuditedAdmin, Confirmation, column, confirmed_action, current_operator, given_confirmation
 from core.each import report_results
 
 
@@ -17,12 +17,12 @@ def _effective(own: int | None, default: int) -> str:
     return f"{default:,} (default)" if own is None else f"{own:,}"
 
 
-def _warning_threshold(pulse_user: PulseUser) -> str:
-    return _effective(pulse_user.warn_length, settings.GUARDIAN_WARN_QUEUE_LENGTH)
+def _warning_threshold(own: int | None) -> str:
+    return _effective(own, settings.GUARDIAN_WARN_QUEUE_LENGTH)
 
 
-def _deletion_limit(pulse_user: PulseUser) -> str:
-    return _effective(pulse_user.max_length, settings.GUARDIAN_MAX_QUEUE_LENGTH)
+def _deletion_limit(own: int | None) -> str:
+    return _effective(own, settings.GUARDIAN_MAX_QUEUE_LENGTH)
 
 
 class PulseUserAdmin(AuditedAdmin):
@@ -41,29 +41,18 @@ class PulseUserAdmin(AuditedAdmin):
         "password_exposed_at", "created",
     ]  # fmt: skip
     actions = ["set_thresholds"]
+    warning_threshold = column("warn_length", "warning threshold", _warning_threshold)
+    deletion_limit = column("max_length", "deletion limit", _deletion_limit)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Fetch the owners of all Pulse users in one query."""
         pulse_users: QuerySet[PulseUser] = super().get_queryset(request)
         return pulse_users.prefetch_related("owners")
 
     @admin.display(description="owners")
     def owned_by(self, pulse_user: PulseUser) -> str:
-        """Return the owners' addresses."""
         return ", ".join(owner.email for owner in pulse_user.owners.all())
 
-    @admin.display(ordering="warn_length")
-    def warning_threshold(self, pulse_user: PulseUser) -> str:
-        """Return the warning threshold that applies."""
-        return _warning_threshold(pulse_user)
-
-    @admin.display(ordering="max_length")
-    def deletion_limit(self, pulse_user: PulseUser) -> str:
-        """Return the deletion limit that applies."""
-        return _deletion_limit(pulse_user)
-
     def view_on_site(self, pulse_user: PulseUser) -> str:
-        """Return the URL of the Pulse user's page."""
         return reverse("pulse_user", args=[pulse_user.username])
 
     @confirmed_action(
@@ -73,7 +62,7 @@ class PulseUserAdmin(AuditedAdmin):
             text="They apply to their queues without limits of their own. Leave a field empty to use the default.",
             button="Set thresholds",
             column="Now: warning threshold / deletion limit",
-            about=lambda pulse_user: f"{_warning_threshold(pulse_user)} / {_deletion_limit(pulse_user)}",
+            about=lambda one: f"{_warning_threshold(one.warn_length)} / {_deletion_limit(one.max_length)}",
             form=ThresholdsForm,
             is_dangerous=False,
         ),
@@ -81,7 +70,6 @@ class PulseUserAdmin(AuditedAdmin):
     def set_thresholds(
         self, request: HttpRequest, pulse_users: list[PulseUser], warn_length: int | None, max_length: int | None
     ) -> None:
-        """Set the warning threshold and the deletion limit for queues without thresholds of their own."""
         missing = thresholds.set_thresholds_of_all(
             pulse_users, warn_length, max_length, current_operator(request), given_confirmation(request)
         )

@@ -6,11 +6,8 @@ from django.urls import reverse
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from accounts.models import (
-    MAX_ADDRESS_LENGTH,
-    MAX_THRESHOLD,
-    Owner,
-)
+from accounts.models import MAX_ADDRESS_LENGTH, MAX_THRESHOLD, Owner
+from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.links import absolute_url, object_url
 
 
@@ -33,7 +30,6 @@ class CanonicalURLField(serializers.HyperlinkedIdentityField):
     """The URL of a resource, built from GUARDIAN_BASE_URL instead of the request's host."""
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]  # not the library's subclass of str
-        """Return the URL."""
         return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
 
 
@@ -46,7 +42,6 @@ class HexURLField(serializers.ReadOnlyField):
         self.view_name = view_name
 
     def to_representation(self, value: Any) -> str:
-        """Return the URL."""
         return object_url(self.view_name, value.uuid)
 
 
@@ -56,6 +51,19 @@ class UserNameField(serializers.CharField):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(trim_whitespace=False, **kwargs)
+
+
+class PasswordField(serializers.CharField):
+    """A password of one's own, taken literally."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            required=False,
+            write_only=True,
+            trim_whitespace=False,
+            max_length=MAX_PASSWORD_LENGTH,
+            help_text="Default: a generated password.",
+        )
 
 
 class ThresholdField(serializers.IntegerField):

@@ -5,6 +5,7 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
+from accounts.access import vouching
 from accounts.access.tokens import DEFAULT_DAYS, MAX_DAYS, MAX_NAME_LENGTH
 from accounts.access.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
 from accounts.api.fields import (
@@ -12,6 +13,7 @@ from accounts.api.fields import (
     CanonicalURLField,
     HexUUIDField,
     OwnerEmailField,
+    PasswordField,
     ThresholdField,
     UserNameField,
 )
@@ -27,7 +29,6 @@ from accounts.models import (
 from accounts.pulse_users.addresses import MAX_ADDRESSES
 from accounts.pulse_users.ownership import MAX_OWNERS
 from accounts.pulse_users.thresholds import MAX_HOLD_OFF_MINUTES
-from accounts.pulse_users.validation import MAX_PASSWORD_LENGTH
 from core.endpoints import ConfirmField
 from rabbit.entities import Connection
 from rabbit.permissions import Permissions, in_words
@@ -128,7 +129,6 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
         return [invitation.invitee.email for invitation in pulse_user.invitations.all()]
 
     def get_notification_emails(self, pulse_user: PulseUser) -> list[str]:
-        """Return the addresses only."""
         return [address.email for address in pulse_user.notification_addresses.all()]
 
 
@@ -188,7 +188,6 @@ class PulseUserDetailSerializer(PulseUserSerializer):
 
     @extend_schema_field(PermissionsSerializer(many=True, allow_null=True))
     def get_permissions(self, pulse_user: PulseUser) -> list[dict[str, Any]] | None:
-        """Return the permissions that the view fetched from the broker."""
         by_vhost: dict[str, Permissions] | None = self.context["permissions"]
         if by_vhost is None:
             return None
@@ -213,13 +212,7 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
     username = UserNameField(
         help_text="Starts with a letter; letters, digits, '.', '_' and '-'; at most 100 characters."
     )
-    password = serializers.CharField(
-        required=False,
-        write_only=True,
-        trim_whitespace=False,
-        max_length=MAX_PASSWORD_LENGTH,
-        help_text="Default: a generated password.",
-    )
+    password = PasswordField()
     owners = AddressesField(
         min_length=1,
         max_length=MAX_OWNERS,
@@ -281,13 +274,7 @@ class MadePulseUserSerializer(PulseUserSerializer):
 class NewPasswordSerializer(serializers.Serializer[Any]):
     """A change of the password."""
 
-    password = serializers.CharField(
-        required=False,
-        write_only=True,
-        trim_whitespace=False,
-        max_length=MAX_PASSWORD_LENGTH,
-        help_text="Default: a generated password.",
-    )
+    password = PasswordField()
     close_connections = serializers.BooleanField(
         default=False, help_text="Whether to close live connections that used the old password."
     )
@@ -406,12 +393,10 @@ class MeSerializer(OwnerSerializer):
         read_only_fields = fields
 
     def get_may_vouch(self, owner: Owner) -> bool:
-        """Return the value that the view determined."""
-        return bool(self.context["may_vouch"])
+        return vouching.may_vouch(owner)
 
     @extend_schema_field(VouchingSerializer(allow_null=True))
     def get_vouching(self, owner: Owner) -> Any:
-        """Return the last record."""
         last = owner.vouchings.select_related("by").first()
         return None if last is None else VouchingSerializer(last).data
 

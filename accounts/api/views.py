@@ -92,7 +92,6 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
     tells_secrets = ("create", "rotate_password")
 
     def get_queryset(self) -> QuerySet[PulseUser]:
-        """Return the Pulse users that the user may see; in a list, those that match the search."""
         seen = PulseUser.objects.seen_by(self.request.user)
         if self.action == "list" and (search := search_in(self.request)):
             seen = seen.search(search)
@@ -165,10 +164,8 @@ class PulseUsers(StrictParameters, mixins.ListModelMixin, GenericViewSet[PulseUs
                 warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
                 with at_field("max_length" if "max_length" in body else "warn_length"):
                     thresholds.set_thresholds(pulse_user, warn, limit, request.user, body.get("confirm", ""))
-            if "keeps_archives" in body:
-                thresholds.set_keeps_archives(pulse_user, body["keeps_archives"])
-            if "hold_off_minutes" in body:
-                thresholds.set_hold_off(pulse_user, body["hold_off_minutes"])
+            if options := {name: body[name] for name in ("keeps_archives", "hold_off_minutes") if name in body}:
+                thresholds.set_options(pulse_user, **options)
         # From all Pulse users: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.with_people().get(pk=pulse_user.pk))
 
@@ -309,19 +306,12 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
     lookup_field = "uuid"
 
     def get_queryset(self) -> QuerySet[Owner]:
-        """Return the owners that the user may see."""
-        if self.request.user.is_staff:
-            return vouching.listed_owners()
-        if vouching.may_vouch(self.request.user):
-            return vouching.open_requests()
-        return Owner.objects.none()
-
-    def filter_queryset(self, queryset: QuerySet[Owner, Any]) -> QuerySet[Owner, Any]:
-        """Return the owners that match the search."""
-        search = search_in(self.request)
-        if self.action == "list" and search:
-            return queryset.filter(owners_matching(search))
-        return queryset
+        if not vouching.may_vouch(self.request.user):
+            return Owner.objects.none()
+        seen = vouching.listed_owners() if self.request.user.is_staff else vouching.open_requests()
+        if self.action == "list" and (search := search_in(self.request)):
+            seen = seen.filter(owners_matching(search))
+        return seen
 
     @extend_schema(responses={200: OwnerSerializer(many=True), 403: None})
     @takes(OpenApiParameter("search", str, description="Part of the name or the address."))
@@ -477,10 +467,6 @@ class Me(StrictParameters, GenericViewSet[Owner]):
 
     serializer_class = MeSerializer
     pagination_class = None
-
-    def get_serializer_context(self) -> dict[str, Any]:
-        """Add whether the user may vouch for others."""
-        return {**super().get_serializer_context(), "may_vouch": vouching.may_vouch(self.request.user)}
 
     @extend_schema(operation_id="me")
     def retrieve(self, request: Request) -> Response:

@@ -98,11 +98,7 @@ class PulseUserLists(NamedTuple):
 
     @classmethod
     def fetch(cls) -> "PulseUserLists":
-        """Fetch both lists, with two queries and one request to the broker.
-
-        Raises:
-            BrokerError: the broker is unreachable or refuses.
-        """
+        """Fetch both lists, with two queries and one request to the broker."""
         stored = {row.username: row for row in PulseUser.objects.order_by().prefetch_related("owners")}
         return cls(stored, {user.name: user.tags for user in broker.management().users()})
 
@@ -190,11 +186,8 @@ def adopt(steps: Sequence[Step], *, notify: bool) -> None:
     """Adopt the Pulse users of a plan: create their rows with their owners. Sends no request to the broker.
 
     Each Pulse user is adopted with all its owners or not at all. After a crash, plan and adopt again. ``notify`` the
-    owners: one message to each about all Pulse users of a batch.
-
-    Raises:
-        Refusal: a Pulse user was created or adopted since, or is being changed; or an owner may no longer use the
-            broker. Make a new plan.
+    owners: one message to each about all Pulse users of a batch. After a Refusal, make a new plan: a Pulse user was
+    created or adopted since, or is being changed; or an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
         _adopt(batch, notify=notify)

@@ -42,9 +42,6 @@ def propose() -> tuple[list[Proposal], dict[str, str]]:
 
     The guessed owner is the one whose address, before the @, equals the Pulse user's name or a part of one of its
     queues' names. There is no guess if several owners match the Pulse user, or the owner matches several Pulse users.
-
-    Raises:
-        BrokerError: the broker is unreachable or refuses.
     """
     lists = PulseUserLists.fetch()
     management = broker.management()
@@ -111,11 +108,7 @@ class Row(NamedTuple):
 def plan(path: Path) -> tuple[list[Step], int]:
     """Return the steps for a filled CSV file, and the number of Pulse users skipped because they have no owner.
 
-    One invalid line invalidates the whole file.
-
-    Raises:
-        InvalidSource: the file can't be read, or lines are invalid.
-        BrokerError: the broker is unreachable or refuses.
+    One invalid line invalidates the whole file: InvalidSource.
     """
     rows = _rows(_read(path))
     filled = {row.username: row for row in rows if row.owners}

@@ -68,8 +68,7 @@ class Found(NamedTuple):
 def read(url: str) -> Found:
     """Return the content of the PulseGuardian database at this URL, ``postgres://…`` or ``sqlite:///…``.
 
-    Raises:
-        InvalidSource: the database can't be read, or isn't PulseGuardian's.
+    Raises InvalidSource if the database can't be read, or isn't PulseGuardian's.
     """
     scheme, _, rest = url.partition("://")
     dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's URLs may name the driver, too
@@ -214,11 +213,7 @@ def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
 
 
 def apply(steps: Sequence[Step]) -> None:
-    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again.
-
-    Raises:
-        Refusal: another request changed an owner or Pulse user of the plan.
-    """
+    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again."""
     for batch in adoption.batches([step for step in steps if step.do in (CREATE, CREATE_OPERATOR)]):
         _create_owners(batch)
     for step in steps:

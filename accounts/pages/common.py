@@ -17,6 +17,7 @@ from rabbit.errors import BrokerError, Refused
 logger = logging.getLogger(__name__)
 
 PER_PAGE = 50
+MAX_SEARCH_LENGTH = 255
 
 page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
 
@@ -30,10 +31,9 @@ def page_of(request: OwnersRequest, rows: "QuerySet[Any] | list[Any]") -> "Page[
     return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
 
 
-def search_text(request: OwnersRequest) -> str:
-    """Return the search text of a list, or "" if there is none or it is invalid."""
-    form = forms.SearchForm(request.GET)
-    return str(form.cleaned_data["search"]) if form.is_valid() else ""
+def search_text(request: HttpRequest) -> str:
+    """Return the search text of a list, or "" if there is none."""
+    return request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
 
 
 def form_data(request: OwnersRequest) -> QueryDict | None:
@@ -41,11 +41,14 @@ def form_data(request: OwnersRequest) -> QueryDict | None:
 
 
 def uuids_in(text: str) -> list[UUID]:
-    """Return the UUID in the text as a list, empty if the text is no UUID."""
-    try:
-        return [UUID(text)]
-    except ValueError:
-        return []
+    """Return the UUIDs in a text, which may be a UUID or the name of an agent's queue. Other words are ignored."""
+    found = []
+    for word in text.replace("_", " ").split():
+        try:
+            found.append(UUID(word))
+        except ValueError:
+            continue
+    return found
 
 
 def add_error(form: forms.Form, error: ValidationError, field: str) -> None:

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import QueryDict
 
 from accounts.access import tokens, vouching
-from accounts.models import MAX_THRESHOLD, AuthToken, Owner
+from accounts.models import MAX_THRESHOLD, AuthToken
 from accounts.pulse_users import ownership, validation
 from accounts.pulse_users.thresholds import MAX_HOLD_OFF_MINUTES
 
@@ -48,15 +48,17 @@ class AddressesField(forms.CharField):
         return list(dict.fromkeys(filter(None, re.split(r"[\s,;]+", text))))
 
 
+class OwnersField(AddressesField):
+    """Addresses of owners. The value is the owners."""
+
+    def clean(self, value: Any) -> Any:
+        return ownership.find_owners(super().clean(value))
+
+
 def password_field(label: str, help_text: str) -> forms.CharField:
     """Return an optional field for a password, which is taken literally and never shown again."""
     widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
     return forms.CharField(label=label, help_text=help_text, required=False, strip=False, widget=widget)
-
-
-class SearchForm(Form):
-    id_prefix = "list"
-    search = forms.CharField(required=False, max_length=255)
 
 
 class PulseUserForm(Form):
@@ -72,7 +74,7 @@ class PulseUserForm(Form):
         "If you leave this empty, we generate a password and show it once. "
         "If you choose your own, use one that you use nowhere else.",
     )
-    owners = AddressesField(
+    owners = OwnersField(
         label="Further owners (optional)",
         required=False,
         help_text="E-mail addresses of people who have signed in here, one a line. We invite them. "
@@ -90,14 +92,11 @@ class PulseUserForm(Form):
         validation.check_name(username)
         return username
 
-    def clean_owners(self) -> list[Owner]:
-        return ownership.find_owners(self.cleaned_data["owners"])
-
 
 class OperatorsPulseUserForm(PulseUserForm):
     """A new Pulse user, created by an operator, who assigns owners."""
 
-    owners = AddressesField(
+    owners = OwnersField(
         label="Further owners (optional)",
         required=False,
         help_text="E-mail addresses of people who have signed in here, one a line. As an operator, you assign them: "
@@ -112,7 +111,7 @@ class OperatorsPulseUserForm(PulseUserForm):
 
 class AdoptForm(Form):
     id_prefix = "adopt"
-    owners = AddressesField(
+    owners = OwnersField(
         label="Owners", required=True, help_text="E-mail addresses of people who have signed in here, one a line."
     )
 
@@ -124,9 +123,6 @@ class AdoptForm(Form):
             error_messages={"invalid_choice": "This RabbitMQ user can't be adopted any more. Choose another."},
         )
         self.fields = {"username": username, **self.fields}
-
-    def clean_owners(self) -> list[Owner]:
-        return ownership.find_owners(self.cleaned_data["owners"])
 
 
 class PasswordForm(Form):
@@ -196,26 +192,6 @@ class ArchivesForm(Form):
         required=False,
         help_text="Clear the box for confidential data. Existing archives stay until they expire or you delete them.",
     )
-
-
-class DeleteForm(Form):
-    """The name of the Pulse user to delete, typed as a confirmation."""
-
-    id_prefix = "delete"
-    name = forms.CharField(
-        label="Type the Pulse user's name to delete it",
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
-    )
-
-    def __init__(self, data: QueryDict | None, *, username: str) -> None:
-        super().__init__(data)
-        self.username = username
-
-    def clean_name(self) -> str:
-        name: str = self.cleaned_data["name"]
-        if name != self.username:
-            raise forms.ValidationError("This is not the Pulse user's name. Nothing was deleted.")
-        return name
 
 
 class NameForm(PlainForm):

@@ -23,9 +23,6 @@ from core.confirmation import ConfirmationRequired
 REQUESTS_SHOWN = 100
 
 
-# Vouching
-
-
 @login_required
 @page_with_forms
 def vouching_page(request: OwnersRequest) -> HttpResponse:

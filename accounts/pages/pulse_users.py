@@ -32,13 +32,7 @@ from accounts.pages.common import (
     search_text,
 )
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
-from accounts.pulse_users import (
-    creation,
-    passwords,
-    removal,
-    thresholds,
-    validation,
-)
+from accounts.pulse_users import creation, passwords, removal, thresholds, validation
 from core import connecting
 from core.confirmation import ConfirmationRequired
 from core.refusals import Refusal
@@ -50,9 +44,6 @@ from rabbit.permissions import in_words
 logger = logging.getLogger(__name__)
 RECORDS_SHOWN = 50
 CONNECTIONS_SHOWN = 50
-
-
-# Pulse users
 
 
 @login_required
@@ -166,15 +157,9 @@ def pulse_user_page(request: OwnersRequest, username: str) -> HttpResponse:
 
 
 def pulse_user_response(
-    request: OwnersRequest,
-    pulse_user: PulseUser,
-    owner_form: forms.OwnerForm | None = None,
-    address_form: forms.AddressForm | None = None,
-    thresholds_form: forms.ThresholdsForm | None = None,
-    password_form: forms.PasswordForm | None = None,
-    trouble: str = "",
-    status: int = 200,
+    request: OwnersRequest, pulse_user: PulseUser, trouble: str = "", status: int = 200, **given: forms.Form
 ) -> HttpResponse:
+    """Return the page of a Pulse user, with the ``given`` forms, such as ``owner_form``, in place of empty ones."""
     permissions: dict[str, list[str]] = {}
     live = None
     if pulse_user.ready and pulse_user.removing_since is None and not trouble:
@@ -188,7 +173,7 @@ def pulse_user_response(
             trouble = "RabbitMQ no longer has this user. Set a new password to create it again, or delete it here, too."
         except BrokerError as error:
             trouble = broker_trouble(request, error, "The permissions can't be shown.")
-    password_form = password_form or forms.PasswordForm()
+    password_form = given.get("password_form") or forms.PasswordForm()
     if live and not live["total"] and not pulse_user.password_exposed_at:
         del password_form.fields["close_connections"]
     current = {"warn_length": pulse_user.warn_length, "max_length": pulse_user.max_length}
@@ -209,13 +194,14 @@ def pulse_user_response(
             "largest_max_length": 0 if request.user.is_staff else settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH,
             "default_warn_length": settings.GUARDIAN_WARN_QUEUE_LENGTH,
             "default_max_length": settings.GUARDIAN_MAX_QUEUE_LENGTH,
-            "owner_form": owner_form or forms.OwnerForm(),
-            "address_form": address_form or forms.AddressForm(),
-            "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
+            "owner_form": forms.OwnerForm(),
+            "address_form": forms.AddressForm(),
+            "thresholds_form": forms.ThresholdsForm(initial=current),
             "hold_off_form": forms.HoldOffForm(initial={"hold_off_minutes": pulse_user.hold_off_minutes}),
             "archive_days": settings.GUARDIAN_ARCHIVE_DAYS,
             "archives_form": forms.ArchivesForm(initial={"keeps_archives": pulse_user.keeps_archives}),
             "password_form": password_form,
+            **given,
         },
         status=status,
     )
@@ -373,7 +359,7 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
 def pulse_user_hold_off(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     form = forms.HoldOffForm(request.POST)
     if form.is_valid():
-        thresholds.set_hold_off(pulse_user, form.cleaned_data["hold_off_minutes"])
+        thresholds.set_options(pulse_user, **form.cleaned_data)
         messages.success(request, "Saved. It applies to the warnings of all owners, and to no other notifications.")
     else:
         messages.error(request, f"Enter 0 to {thresholds.MAX_HOLD_OFF_MINUTES} minutes.")
@@ -384,7 +370,7 @@ def pulse_user_hold_off(request: OwnersRequest, pulse_user: PulseUser) -> HttpRe
 def pulse_user_archives(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     form = forms.ArchivesForm(request.POST)
     form.is_valid()  # any value is
-    thresholds.set_keeps_archives(pulse_user, form.cleaned_data["keeps_archives"])
+    thresholds.set_options(pulse_user, **form.cleaned_data)
     archives = "archives" if pulse_user.keeps_archives else "no longer archives"
     messages.success(request, f"Guardian {archives} the messages of its queues before it deletes or purges them.")
     return redirect_to(request, pulse_user)
@@ -404,7 +390,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     if pulse_user.removing_since is not None:
         return redirect("pulse_user", pulse_user.username)
-    form = forms.DeleteForm(form_data(request), username=pulse_user.username)
+    form = forms.NameForm(pulse_user.username, form_data(request))
     belongings, trouble = None, ""
     effect = queue_effects.of_removal([pulse_user])
     question = queue_effects.removal_of([pulse_user], request.user).question(effect)

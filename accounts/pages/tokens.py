@@ -19,8 +19,6 @@ from accounts.pages.confirmation import confirm_page, typed_confirmation
 from core import limits
 from core.confirmation import ConfirmationRequired
 
-# Tokens
-
 
 @login_required
 @page_with_forms

@@ -2,6 +2,6 @@
 
 Every change may raise these errors: ``PulseUser.DoesNotExist`` if the Pulse user no longer exists or ``by`` no longer
 owns it; ``BrokerError`` if the broker is unreachable or refuses; ``NotVouched`` if a future owner may not use the
-broker; and ``ValidationError`` for an invalid value or a reached quota. The text says why. The docstrings name further
-errors.
+broker; ``PermissionDenied`` if only operators may do it; and ``ValidationError`` for an invalid value (``NameRefused``:
+the name) or a reached quota. The text says why. The docstrings name further errors.
 """

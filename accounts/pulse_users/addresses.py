@@ -69,11 +69,7 @@ def remove_address(address: NotificationAddress) -> None:
 
 
 def resend_confirmation(address: NotificationAddress) -> None:
-    """Send another request to confirm, unless the address is confirmed.
-
-    Raises:
-        Refusal: the address got a request within the last hour.
-    """
+    """Send another request to confirm, unless the address is confirmed or got one within the last hour (Refusal)."""
     with transaction.atomic():
         if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).exists():
             _request_confirmation(address)
@@ -119,11 +115,7 @@ def create_address(pulse_user: PulseUser, email: str, by: Owner | None) -> Notif
 
 
 def _request_confirmation(address: NotificationAddress) -> None:
-    """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval.
-
-    Raises:
-        Refusal: the address got a request within the last hour, or too many for other Pulse users.
-    """
+    """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval."""
     digest = hashlib.sha256(mailbox(address.email).encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
     if not limits.add(key, now, MIN_REQUEST_INTERVAL.total_seconds()):

@@ -14,10 +14,7 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.access import quotas, vouching
-from accounts.models import (
-    Owner,
-    PulseUser,
-)
+from accounts.models import Owner, PulseUser
 from accounts.pulse_users import addresses, invitations, namespace, ownership
 from accounts.pulse_users.namespace import NOTHING, Belongings
 from accounts.pulse_users.ownership import NO_OWNER
@@ -60,17 +57,8 @@ def create_pulse_user(
     ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has. ``on_password``
     is called with the password before the broker gets it.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator, and adopts the namespace.
-        NameRefused: the name is invalid, reserved or taken, the broker has queues or exchanges of this name, or the
-            Pulse user is being created, changed or removed.
-        NotVouched: an owner may not use the broker.
-        Refusal: there is no owner, or ``by`` has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
-        ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
-            After an unfinished creation, an address may have got a request within the last hour; the row is then not
-            ready.
-        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, or with
-            ``adopt_namespace``, the row may stay and is not ready; creating the Pulse user again finishes it.
+    After a BrokerError nothing was created. If that is not certain, or with ``adopt_namespace``, the row may stay, not
+    ready; creating the Pulse user again finishes it.
     """
     if adopt_namespace and by is not None:
         require_operator(by)
@@ -95,8 +83,13 @@ def create_pulse_user(
                 pulse_user = _create_row(username, owners, by, used)
             password = password or secrets.token_urlsafe(24)
             on_password(password)
-            # Undoing would remove a Pulse user with its queues, also those that it had before.
-            _create_on_broker(management, pulse_user, password, undo=not adopt_namespace)
+            try:
+                management.put_user(username, password)
+                grant_permissions(management, username)
+            except BrokerError:
+                if not adopt_namespace:  # undoing removes the queues, too, also those that were there before
+                    _undo_creation(management, pulse_user)
+                raise
             if not _mark_ready(pulse_user, owners, invitees, wanted, by):
                 raise NameRefused(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
@@ -107,26 +100,12 @@ def create_pulse_user(
 
 
 def _unfinished_row(management: Management, username: str, owners: Sequence[Owner]) -> PulseUser | None:
-    """Return the row of an unfinished creation by one of these owners, if there is one.
-
-    Raises:
-        NameRefused: the broker has another user of this name.
-    """
+    """Return the row of an unfinished creation by one of these owners, if there is one."""
     rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = rows.filter(owners__in=owners).first()
     if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
         raise NameRefused(f"'{username}' is a user on the broker already; choose another name.")
     return unfinished
-
-
-def _create_on_broker(management: Management, pulse_user: PulseUser, password: str, *, undo: bool) -> None:
-    try:
-        management.put_user(pulse_user.username, password)
-        grant_permissions(management, pulse_user.username)
-    except BrokerError:
-        if undo:
-            _undo_creation(management, pulse_user)
-        raise
 
 
 def _create_row(username: str, owners: Sequence[Owner], by: Owner | None, adopted: Belongings = NOTHING) -> PulseUser:
@@ -191,15 +170,7 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
     """Assign owners to a manually created user of the broker. It doesn't change on the broker.
 
-    Raises:
-        PermissionDenied: ``by`` is no operator.
-        NameRefused: the name is invalid, so the Pulse user can't have queues of its own; the user is Guardian's own,
-            or has a tag that allows more than its permissions do; it has owners here already, or another request is
-            changing it.
-        NotVouched: an owner may not use the broker.
-        Refusal: there is no owner.
-        NotOnBroker: the broker has no such user.
-        BrokerError: the broker is unreachable or refuses.
+    Raises NotOnBroker if the broker has no such user.
     """
     require_operator(by)
     check_syntax(username)

@@ -28,10 +28,6 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
 
     Call this in a transaction that has locked the Pulse user. The number of queries doesn't depend on the number of
     people.
-
-    Raises:
-        Refusal: an earlier invitation was declined or withdrawn less than a day ago.
-        RateLimitExceeded: this person gets too many.
     """
     are_open = set(pulse_user.invitations.open().values_list("invitee", flat=True))
     earlier = pulse_user.invitations.filter(invitee__in=invitees).select_related("invitee")
@@ -57,14 +53,7 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
 
 
 def accept(invitation: Invitation) -> None:
-    """Make the invitee an owner of the Pulse user.
-
-    Raises:
-        NotVouched: the invitee may not use the broker.
-        Refusal: the invitee has ``GUARDIAN_MAX_PULSE_USERS`` Pulse users.
-        Invitation.DoesNotExist: the invitation is no longer open.
-        PulseUser.DoesNotExist: the Pulse user no longer exists.
-    """
+    """Make the invitee an owner of the Pulse user. Raises Invitation.DoesNotExist if it is no longer open."""
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
         [invitee] = vouching.lock_all([invitation.invitee])

@@ -25,9 +25,7 @@ NO_OWNER = "A Pulse user needs at least one owner."
 def find_owners(emails: Iterable[str]) -> list[Owner]:
     """Return the owners with these addresses, without duplicates, in one query.
 
-    Raises:
-        Refusal: an address doesn't belong to an owner who has signed in and may use the broker. The text names the
-            addresses and doesn't reveal which of them belong to an owner.
+    They must have signed in and may use the broker. A Refusal doesn't reveal which addresses belong to an owner.
     """
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     if len(wanted) > MAX_OWNERS:
@@ -55,13 +53,7 @@ def owners_of_new_pulse_user(owners: Sequence[Owner], by: Owner | None) -> tuple
 
 
 def add_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
-    """Invite a person to own the Pulse user. If ``by`` is an operator, the person becomes an owner at once. Idempotent.
-
-    Raises:
-        NotVouched: the person may not use the broker.
-        Refusal: the person can't be invited now; the text says why.
-        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
-    """
+    """Invite a person to own the Pulse user, or assign the person if ``by`` is an operator. Idempotent."""
     with transaction.atomic():
         # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
         [person] = vouching.lock_all([owner])
@@ -79,11 +71,6 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner | None)
     Those who are missing from the list are removed, and invitations to others are withdrawn. New owners are invited,
     or assigned if ``by`` is an operator or None (a command). If only new owners are in the list, the present ones
     stay, because none of the new ones has accepted yet.
-
-    Raises:
-        NotVouched: a new owner may not use the broker.
-        Refusal: there is no owner, or none who can sign in, or a person can't be invited now; the text says why.
-        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
     """
     if not owners:
         raise Refusal(NO_OWNER, "owners")
@@ -106,12 +93,7 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner], by: Owner | None)
 
 
 def remove_owner(pulse_user: PulseUser, owner: Owner, by: Owner) -> None:
-    """Remove an owner from the Pulse user. An owner who removes themselves leaves it.
-
-    Raises:
-        Refusal: this person is not an owner of the Pulse user, or no owner who can sign in would remain.
-        PulseUser.DoesNotExist: the Pulse user no longer exists, or ``by`` no longer owns it.
-    """
+    """Remove an owner, or let ``by`` leave, unless no owner who can sign in would remain."""
     with transaction.atomic():
         locked = _lock(pulse_user, by)
         is_active = dict(locked.owners.values_list("pk", "is_active"))
@@ -178,11 +160,6 @@ def _lock(pulse_user: PulseUser, by: Owner | None) -> PulseUser:
 
 
 def _check_number(owners: Collection[int]) -> None:
-    """Check the number of these present and future owners of a Pulse user.
-
-    Raises:
-        Refusal: there are too many.
-    """
     if len(owners) > MAX_OWNERS:
         raise Refusal(f"A Pulse user can have {MAX_OWNERS} owners, including those who are invited.", "owners")
 

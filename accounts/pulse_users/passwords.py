@@ -8,10 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from accounts import audit
-from accounts.models import (
-    Owner,
-    PulseUser,
-)
+from accounts.models import Owner, PulseUser
 from accounts.pulse_users import ownership
 from accounts.pulse_users.validation import (
     check_password,
@@ -27,9 +24,6 @@ from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
 
 logger = logging.getLogger(__name__)
-
-
-# The password
 
 
 MAX_PREPARED_SECONDS = 7 * 24 * 3600
@@ -70,19 +64,10 @@ def rotate_password(
 ) -> str:
     """Change the Pulse user's password and return it. Without a password, one is generated. Show it now.
 
-    ``prepared`` is the text of ``prepare_password``, in place of a password.
-
-    ``by`` is the owner or operator who does; None: a command. Permissions and tags stay. Live connections stay open
-    unless ``close_connections``. If the broker lost the Pulse user, or it was not ready, it is created again with the
-    permissions of a new Pulse user.
-
-    Raises:
-        ValidationError: the password is invalid, another request is changing or removing the Pulse user, it has become
-            Guardian's own or an administrator's, or it was not ready and the broker has another, manually created user
-            of that name; on the field ``password``.
-        PulseUser.DoesNotExist: ``by`` no longer owns the Pulse user.
-        BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
-            password has changed already; repeating the call completes it.
+    ``prepared`` is the text of ``prepare_password``, in place of a password. ``by`` is None for a command. Permissions
+    and tags stay. Live connections stay open unless ``close_connections``. If closing them fails, the text of the
+    BrokerError says that the password has changed already; repeating the call completes it. If the broker lost the
+    Pulse user, or it was not ready, it is created again with the permissions of a new Pulse user.
     """
     username = pulse_user.username
     if prepared and password is not None:

@@ -10,13 +10,7 @@ from django.db import transaction
 
 from accounts import queue_effects
 from accounts.access import vouching
-from accounts.models import (
-    UNCHANGED,
-    Owner,
-    PulseUser,
-    Unchanged,
-    check_thresholds,
-)
+from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core.confirmation import ConfirmableChange
 
 
@@ -83,19 +77,11 @@ def _with_thresholds(pulse_user: PulseUser, values: Mapping[str, Any], by: Owner
 MAX_HOLD_OFF_MINUTES = 60
 
 
-def set_hold_off(pulse_user: PulseUser, minutes: int) -> None:
-    """Warn only about queues that have been over their warning threshold for this number of minutes."""
+def set_options(pulse_user: PulseUser, **options: int) -> None:
+    """Set ``hold_off_minutes`` and ``keeps_archives``, or one of them."""
     with transaction.atomic():
         row = PulseUser.objects.locked(pulse_user)
-        row.hold_off_minutes = minutes
-        row.save(update_fields=["hold_off_minutes"])
-    pulse_user.hold_off_minutes = minutes
-
-
-def set_keeps_archives(pulse_user: PulseUser, keeps: bool) -> None:
-    """Set whether the messages of the Pulse user's deleted and purged queues are archived."""
-    with transaction.atomic():
-        row = PulseUser.objects.locked(pulse_user)
-        row.keeps_archives = keeps
-        row.save(update_fields=["keeps_archives"])
-    pulse_user.keeps_archives = keeps
+        for name, value in options.items():
+            setattr(row, name, value)
+            setattr(pulse_user, name, value)
+        row.save(update_fields=options)

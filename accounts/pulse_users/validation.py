@@ -9,10 +9,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import models
 
 from accounts.access.reserved_names import is_reserved
-from accounts.models import (
-    Owner,
-    PulseUser,
-)
+from accounts.models import Owner, PulseUser
 from accounts.pulse_users.namespace import Belongings
 from core import broker
 from core.refusals import Refusal
@@ -54,11 +51,7 @@ def namespace_in_use(username: str, used: Belongings, by: Owner | None) -> NameR
 
 
 def check_syntax(username: str) -> None:
-    """Check that the name follows the rules for names of Pulse users.
-
-    Raises:
-        NameRefused: it doesn't. The text says why.
-    """
+    """Raise NameRefused unless the name follows the rules for names of Pulse users."""
     try:
         names.check_user_name(username)
     except names.InvalidUserName as error:
@@ -66,12 +59,10 @@ def check_syntax(username: str) -> None:
 
 
 def check_name(username: str) -> None:
-    """Check that a Pulse user can be created with this name. Sends no request to the broker.
+    """Raise NameRefused if the name is invalid or reserved, or a Pulse user here has it.
 
-    The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
-
-    Raises:
-        NameRefused: the name is invalid or reserved, or a Pulse user here has it.
+    Sends no request to the broker. The name of an unfinished creation passes; :func:`create_pulse_user` checks its
+    owners.
     """
     check_syntax(username)
     check_not_reserved(username)
@@ -137,9 +128,6 @@ def grant_permissions(management: Management, username: str) -> None:
 def live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
     """Return a queryset of the Pulse user's row, empty if it is deleted or being removed."""
     return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
-
-
-# Adopting
 
 
 def require_operator(by: Owner) -> None:

@@ -12,7 +12,6 @@ from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.fields import EmailField
 from allauth.account.forms import ConfirmLoginCodeForm, RequestLoginCodeForm
 from allauth.account.utils import get_next_redirect_url, passthrough_next_redirect_url
-from allauth.account.views import LogoutView
 from allauth.socialaccount.models import SocialAccount
 from django import forms
 from django.conf import settings
@@ -47,9 +46,6 @@ class MailUnavailable(Exception):
 
 class MailRefused(Exception):
     """The mail server refuses mails to this address."""
-
-
-# By a code
 
 
 class AddressForm(RequestLoginCodeForm):
@@ -225,21 +221,12 @@ class AccountAdapter(DefaultAccountAdapter):
         return super().post_login(request, user, **facts)
 
 
-class SignOutView(LogoutView):
-    """End the session. A GET request shows a page that asks first."""
-
-    template_name = "signin/signout.html"
-
-
 def connect_social_account(owner: Owner, uid: str, full_name: str) -> None:
     """Connect the provider's identifier to this owner. Copy the full name if the owner has none."""
     SocialAccount.objects.get_or_create(provider=PROVIDER_ID, uid=uid, defaults={"user": owner})
     if full_name and not owner.full_name:
         owner.full_name = full_name
         owner.save(update_fields=["full_name"])
-
-
-# The administration
 
 
 @never_cache

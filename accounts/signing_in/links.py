@@ -21,9 +21,6 @@ from accounts.signing_in.owners import mark_address_verified
 LINK_LIFETIME = timedelta(minutes=10)
 
 
-# By a link
-
-
 def create_link(owner: Owner) -> str:
     """Return a URL that signs the owner in once, within ten minutes. This also verifies the owner's address."""
     token = secrets.token_urlsafe(32)

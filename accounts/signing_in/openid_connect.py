@@ -90,9 +90,6 @@ def _exchange(slots: threading.BoundedSemaphore) -> Iterator[None]:
             exchange.call_when_idle(slots.release)
 
 
-# By OpenID Connect
-
-
 class Claims:
     """The provider's claims about the person who signs in. They are not stored.
 

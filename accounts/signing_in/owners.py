@@ -16,9 +16,6 @@ from accounts.models import Owner, SignInLink, check_address, normalize_address,
 VISITOR_LIFETIME = timedelta(days=1)
 
 
-# Owners and their addresses
-
-
 def valid_address(text: str) -> str:
     """Return this e-mail address in normal form, or raise ValidationError."""
     address = normalize_address(text)

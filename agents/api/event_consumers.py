@@ -18,13 +18,14 @@ from agents.api.serializers import (
     MAX_OBSERVED_OBJECTS,
     BoundedListField,
     ConsumerQueueSerializer,
+    DeliverySerializer,
     NewConsumerSerializer,
     StrictUUIDField,
     VerbatimField,
 )
 from agents.api.views import RemovableByUUID, presented_token
 from agents.events import event_consumers
-from agents.events.delivery import blocked_reason, with_delivery
+from agents.events.delivery import with_delivery
 from agents.models import Consumer, Registration
 from agents.registration import identities
 from core.endpoints import at_field, read
@@ -50,7 +51,6 @@ class NewEventConsumerSerializer(NewConsumerSerializer):
     )
 
     def validate_scopes(self, scopes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Refuse anything but one offering."""
         if [one["type"] for one in scopes] != [OFFERING]:
             raise serializers.ValidationError(ONE_OFFERING)
         return scopes
@@ -67,7 +67,7 @@ class ScopeSerializer(serializers.Serializer[Any]):
     uuid = serializers.CharField()
 
 
-class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
+class EventConsumerSerializer(DeliverySerializer):
     """A consumer with its owner."""
 
     uuid = HexUUIDField()
@@ -83,11 +83,9 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
     auth_kind = serializers.CharField(default="token")
     auth_token_prefix = serializers.CharField(default="")
     auth_token_name = serializers.CharField(default="")
-    authorized_via = serializers.SerializerMethodField()
-    consumers = serializers.IntegerField(
-        allow_null=True, help_text="How many clients read it, as counted every minute."
+    authorized_via = serializers.SerializerMethodField(
+        help_text="`staff` for operators, `scope_role` for members of the offering."
     )
-    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
 
     class Meta:
         model = Consumer
@@ -101,20 +99,13 @@ class EventConsumerSerializer(serializers.ModelSerializer[Consumer]):
 
     @extend_schema_field(ScopeSerializer(many=True))
     def get_scopes(self, consumer: Consumer) -> list[dict[str, str]]:
-        """Return the offering."""
         return [{"type": OFFERING, "uuid": consumer.identity.offering.uuid.hex}]
 
     def get_queue_created(self, consumer: Consumer) -> bool:
-        """Return whether RabbitMQ has the queue."""
         return consumer.state == Registration.READY
 
     def get_authorized_via(self, consumer: Consumer) -> str:
-        """Return `staff` for operators, `scope_role` for members of the offering."""
         return "staff" if consumer.identity.owner.is_staff else "scope_role"
-
-    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
-        """Return why no event reaches the client."""
-        return blocked_reason(consumer)
 
 
 class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has no types
@@ -129,7 +120,6 @@ class EventConsumerFilter(FilterSet):  # type: ignore[misc]  # the library has n
         fields: list[str] = []
 
     def filter_is_global(self, queryset: QuerySet[Consumer], name: str, value: bool) -> QuerySet[Consumer]:
-        """Return no consumers, or all."""
         return queryset.none() if value else queryset
 
 
@@ -144,7 +134,6 @@ class EventConsumers(RemovableByUUID[Consumer]):
     filterset_class = EventConsumerFilter
 
     def get_queryset(self) -> QuerySet[Consumer]:
-        """Return the consumers that the user may see."""
         rows = Consumer.objects.seen_by(self.request.user)
         return with_delivery(rows.select_related("identity__offering", "identity__owner"))
 

@@ -17,11 +17,6 @@ class StrictUUIDFormField(forms.UUIDField):
     """A UUID in a filter: 32 hex digits, with or without dashes."""
 
     def to_python(self, value: Any) -> Any:
-        """Return the UUID, or None without a filter.
-
-        Raises:
-            ValidationError: the UUID is malformed.
-        """
         if value in self.empty_values:
             return None
         try:
@@ -40,11 +35,6 @@ class TimeFormField(IsoDateTimeField):  # type: ignore[misc]  # the library has 
     """A time in a filter."""
 
     def to_python(self, value: Any) -> datetime | None:
-        """Return the time, or None without a filter.
-
-        Raises:
-            ValidationError: the time is malformed, or in no year from 1 to 9999 in UTC.
-        """
         time: datetime | None = super().to_python(value)
         try:
             return time if time is None else time.astimezone(UTC)
@@ -62,5 +52,4 @@ class AddressFilter(CharFilter):  # type: ignore[misc]  # the library has no typ
     """Filters by an e-mail address, in whatever form it is written."""
 
     def filter(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the rows with this address, or all without a filter."""
         return rows.filter(**{f"{self.field_name}__in": [value, normalize_address(value)]}) if value else rows

@@ -21,9 +21,6 @@ THE_OFFERING = {
 }
 
 
-# Offerings
-
-
 @extend_schema_serializer(examples=[OpenApiExample("An offering", THE_OFFERING, response_only=True)])
 class OfferingSerializer(serializers.ModelSerializer[Offering]):
     """An offering."""
@@ -47,11 +44,9 @@ class OfferingSerializer(serializers.ModelSerializer[Offering]):
         read_only_fields = fields
 
     def get_members(self, offering: Offering) -> list[str] | None:
-        """Return the members' addresses for operators, else None."""
         return _addresses(offering.members.all()) if self.context["request"].user.is_staff else None
 
     def get_publishers(self, offering: Offering) -> list[str] | None:
-        """Return the publishers' addresses for operators, else None."""
         return _addresses(offering.publishers.all()) if self.context["request"].user.is_staff else None
 
 

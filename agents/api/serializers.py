@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_sc
 from rest_framework import serializers
 
 from accounts.api.fields import HexURLField, HexUUIDField
-from agents.api.compatibility import Compatibility, compatibility
+from agents.api.compatibility import compatibility
 from agents.api.service_serializers import NestedServiceSerializer
 from agents.events.delivery import blocked_reason
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
@@ -101,11 +101,6 @@ class StrictUUIDField(serializers.UUIDField):
     """A UUID in a body: 32 hex digits, with or without dashes."""
 
     def to_internal_value(self, data: Any) -> uuid.UUID:
-        """Return the UUID.
-
-        Raises:
-            ValidationError: the UUID is malformed.
-        """
         try:
             return identities.read_uuid(data)
         except ValueError as error:
@@ -126,11 +121,6 @@ class ObjectTypeField(serializers.ChoiceField):
         super().__init__(choices=ObjectType.choices, **kwargs)
 
     def to_internal_value(self, data: Any) -> str:
-        """Return the object type.
-
-        Raises:
-            ValidationError: there is no such type.
-        """
         if not isinstance(data, str) or len(data) > MAX_NAME_LENGTH:
             raise serializers.ValidationError("This is not an object type.")
         try:
@@ -143,11 +133,6 @@ class BoundedListField(serializers.ListField):
     """A list whose length is checked before its elements."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
-        """Return the elements.
-
-        Raises:
-            ValidationError: the value is no list, too long, or has an invalid element.
-        """
         if isinstance(data, list) and self.max_length is not None and len(data) > self.max_length:
             raise serializers.ValidationError(
                 f"The list has {len(data)} elements; at most {self.max_length} are allowed."
@@ -160,11 +145,6 @@ class ConfigField(VerbatimField):
     """The text of a configuration file."""
 
     def to_internal_value(self, data: Any) -> str:
-        """Return the text.
-
-        Raises:
-            ValidationError: the value is no text, or too long.
-        """
         text: str = super().to_internal_value(data)
         if len(text.encode()) > MAX_CONFIG_BYTES:
             raise serializers.ValidationError(f"The text is longer than {MAX_CONFIG_BYTES} bytes.")
@@ -181,7 +161,7 @@ class DependencySerializer(serializers.Serializer[Any]):
     version = VerbatimField(max_length=MAX_VERSION_LENGTH, allow_blank=True)
 
 
-class CompatibilitySerializer(serializers.Serializer[Compatibility]):
+class CompatibilitySerializer(serializers.Serializer[Any]):
     """Whether an agent works with Guardian."""
 
     status = serializers.ChoiceField(choices=["compatible", "incompatible", "unknown"])
@@ -212,8 +192,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     @extend_schema_field(CompatibilitySerializer)
     def get_compatibility(self, identity: AgentIdentity) -> dict[str, str]:
-        """Return whether the agent's version works with Guardian."""
-        return compatibility(identity.version)._asdict()
+        return compatibility(identity.version)
 
     def get_config_file_content(self, identity: AgentIdentity) -> str:
         """Return the file's text for its owner, "" for others, because it may contain secrets."""
@@ -253,17 +232,11 @@ class NewAgentIdentitySerializer(serializers.Serializer[Any]):
     last_restarted = serializers.DateTimeField(required=False, allow_null=True, help_text="Without a time zone, UTC.")
 
     def validate_name(self, name: str) -> str:
-        """Return the name.
-
-        Raises:
-            ValidationError: the name is blank.
-        """
         if not name.strip():
             raise serializers.ValidationError("This field may not be blank.")
         return name
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the values, with null texts replaced by empty ones."""
         texts = ("version", "config_file_path", "config_file_content")
         return attrs | {name: attrs[name] or "" for name in texts if name in attrs}
 
@@ -296,7 +269,6 @@ class NewConsumerSerializer(serializers.Serializer[Any]):
     )
 
     def validate_object_types(self, object_types: list[str]) -> list[str]:
-        """Return the types without duplicates."""
         return list(dict.fromkeys(object_types))
 
 
@@ -319,8 +291,20 @@ class ConsumerQueueSerializer(serializers.ModelSerializer[Consumer]):
         read_only_fields = fields
 
 
+class DeliverySerializer(serializers.ModelSerializer[Consumer]):
+    """Whether the events of a consumer reach its agent. The row comes from ``with_delivery``."""
+
+    consumers = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="How many clients read the queue, as counted every minute."
+    )
+    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
+
+    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
+        return blocked_reason(consumer)
+
+
 @extend_schema_serializer(examples=[OpenApiExample("A consumer", CONSUMER, response_only=True)])
-class ConsumerSerializer(ConsumerQueueSerializer):
+class ConsumerSerializer(DeliverySerializer, ConsumerQueueSerializer):
     """The consumer queue of an agent, and whether its events reach the agent."""
 
     uuid = HexUUIDField()
@@ -328,10 +312,6 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     agent_identity = HexURLField("api-agent-identity-detail", "identity")
     agent_identity_uuid = HexUUIDField(source="identity.uuid")
     offering_uuid = HexUUIDField(source="identity.offering.uuid")
-    consumers = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text="How many clients read the queue, as counted every minute."
-    )
-    delivery_blocked_reason = serializers.SerializerMethodField(help_text="Null while delivery works.")
 
     class Meta(ConsumerQueueSerializer.Meta):
         fields = [
@@ -340,10 +320,6 @@ class ConsumerSerializer(ConsumerQueueSerializer):
             "last_error", "last_error_at", "created",
         ]  # fmt: skip
         read_only_fields = fields
-
-    def get_delivery_blocked_reason(self, consumer: Consumer) -> str | None:
-        """Return why no event reaches the agent."""
-        return blocked_reason(consumer)
 
 
 # Subscriptions

@@ -35,11 +35,9 @@ class ServiceFilter(FilterSet):  # type: ignore[misc]  # the library has no type
         fields: list[str] = []
 
     def filter_state(self, queryset: QuerySet[AgentService], name: str, value: list[str]) -> QuerySet[AgentService]:
-        """Return the services in these states."""
         return queryset.filter(state__in=[STATES.get(one, one) for one in value]) if value else queryset
 
     def filter_stale(self, queryset: QuerySet[AgentService], name: str, value: bool) -> QuerySet[AgentService]:
-        """Return the services whose last report is old, or recent."""
         since = timezone.now() - SERVICE_STALE_AFTER
         return queryset.filter(modified__lt=since) if value else queryset.filter(modified__gte=since)
 
@@ -59,6 +57,5 @@ class ProcessorFilter(FilterSet):  # type: ignore[misc]  # the library has no ty
         fields: list[str] = []
 
     def filter_stale(self, queryset: QuerySet[AgentProcessor], name: str, value: bool) -> QuerySet[AgentProcessor]:
-        """Return the processors that ran long ago, or recently."""
         since = timezone.now() - PROCESSOR_STALE_AFTER
         return queryset.filter(last_run__lt=since) if value else queryset.filter(last_run__gte=since)

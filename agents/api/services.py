@@ -19,7 +19,7 @@ from agents.api.service_serializers import ProcessorSerializer, ServiceSerialize
 from agents.api.unused import CleanedUpServicesSerializer, CleanUpSerializer, clean_up
 from agents.api.views import ByUUID, require_own
 from agents.models import AgentProcessor, AgentService
-from agents.services import services, unused
+from agents.services import services
 from core.endpoints import StrictParameters, read, takes
 from core.links import absolute_url
 
@@ -40,7 +40,6 @@ class StatisticsSerializer(serializers.Serializer[Any]):
     statistics = serializers.DictField(help_text=f"At most {MAX_STATISTICS_BYTES} bytes of JSON.")
 
     def validate_statistics(self, statistics: dict[str, Any]) -> dict[str, Any]:
-        """Refuse what is too large, or what the database can't store."""
         encoded = json.dumps(statistics)
         if len(encoded) > MAX_STATISTICS_BYTES:
             raise serializers.ValidationError(f"Send at most {MAX_STATISTICS_BYTES} bytes of JSON.")
@@ -56,7 +55,6 @@ class AgentServices(ByUUID[AgentService]):
     filterset_class = ServiceFilter
 
     def get_queryset(self) -> QuerySet[AgentService]:
-        """Return the services that the user may see."""
         rows = AgentService.objects.seen_by(self.request.user)
         return rows.select_related("identity__owner").prefetch_related("processors")
 
@@ -70,7 +68,8 @@ class AgentServices(ByUUID[AgentService]):
     @action(detail=True, methods=["post"])
     def register_processor(self, request: Request, uuid: str) -> Response:
         """Register a processor of a service, or say that it runs. 201: it is new."""
-        service = require_own(self.get_object(), request)
+        service = self.get_object()
+        require_own(service.identity, request)
         body = read(NewProcessorSerializer, request)
         row, new = services.register_processor(
             service, body["name"], body["backend_type"], body.get("backend_version") or ""
@@ -82,7 +81,8 @@ class AgentServices(ByUUID[AgentService]):
     @action(detail=True, methods=["post"])
     def set_statistics(self, request: Request, uuid: str) -> Response:
         """Replace the statistics of a service."""
-        service = require_own(self.get_object(), request)
+        service = self.get_object()
+        require_own(service.identity, request)
         services.set_statistics(service, read(StatisticsSerializer, request)["statistics"])
         return Response(self.get_serializer(service).data)
 
@@ -93,7 +93,7 @@ class AgentServices(ByUUID[AgentService]):
 
         For operators. By default nothing is removed: the response lists what would be.
         """
-        return clean_up(request, unused.remove_stale_services, CleanedUpServicesSerializer)
+        return clean_up(request, AgentService.objects.select_related("identity"), CleanedUpServicesSerializer)
 
 
 class AgentProcessors(ByUUID[AgentProcessor]):
@@ -103,7 +103,6 @@ class AgentProcessors(ByUUID[AgentProcessor]):
     filterset_class = ProcessorFilter
 
     def get_queryset(self) -> QuerySet[AgentProcessor]:
-        """Return the processors that the user may see."""
         return AgentProcessor.objects.seen_by(self.request.user).select_related("service")
 
     @extend_schema(responses={204: None})
@@ -117,7 +116,7 @@ class UserSerializer(serializers.ModelSerializer[Owner]):
     """The user of the token, with the fields that agents read."""
 
     uuid = HexUUIDField()
-    url = serializers.SerializerMethodField()
+    url = serializers.SerializerMethodField(help_text="The URL of this endpoint.")
     username = serializers.CharField(source="email")
     permissions = serializers.SerializerMethodField(help_text="Always empty: Guardian has no such roles.")
 
@@ -129,11 +128,9 @@ class UserSerializer(serializers.ModelSerializer[Owner]):
         read_only_fields = fields
 
     def get_url(self, owner: Owner) -> str:
-        """Return the URL of this endpoint."""
         return absolute_url("/api/users/me/")
 
     def get_permissions(self, owner: Owner) -> list[str]:
-        """Return an empty list."""
         return []
 
 

@@ -1,9 +1,9 @@
 """How operators remove unused identities and services of agents through the API."""
 
-from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.response import Response
@@ -11,6 +11,7 @@ from rest_framework.response import Response
 from accounts.api.fields import HexUUIDField
 from accounts.api.views import Request
 from accounts.pulse_users.validation import require_operator
+from agents.services import unused
 from core.endpoints import read
 
 MAX_HOURS = 10 * 365 * 24
@@ -62,10 +63,10 @@ class CleanedUpServicesSerializer(CleanedUpSerializer):
     items = UnusedServiceSerializer(many=True)
 
 
-def clean_up(request: Request, remove: Callable[..., Collection[Any]], answer: type[CleanedUpSerializer]) -> Response:
-    """Remove what is unused, for an operator, or return what would be removed."""
+def clean_up(request: Request, rows: QuerySet[Any], answer: type[CleanedUpSerializer]) -> Response:
+    """Remove those of these rows that were not changed for long, for an operator, or return what would be removed."""
     require_operator(request.user)
     body = read(CleanUpSerializer, request)
     before = timezone.now() - timedelta(hours=body["older_than_hours"])
-    found = remove(before, dry_run=body["dry_run"])
+    found = unused.remove(rows, before, dry_run=body["dry_run"])
     return Response(answer({"deleted_count": len(found), "dry_run": body["dry_run"], "items": found}).data)

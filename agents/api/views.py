@@ -44,7 +44,6 @@ from agents.events import publishing
 from agents.events.delivery import with_delivery
 from agents.models import (
     AgentIdentity,
-    AgentService,
     Consumer,
     EventSubscription,
     ObjectType,
@@ -54,22 +53,16 @@ from agents.models import (
 from agents.registration import identities, queues
 from agents.registration.credentials import PresentedToken
 from agents.removal import deletions
-from agents.services import services, unused
+from agents.services import services
 from agents.services.unused import orphaned_identities
 from core.endpoints import StrictParameters, at_field, read
 from core.refusals import Refusal
 
 Row = TypeVar("Row", bound=Model)
 
-OWN_AGENT_ONLY = "Only the owner's agent reports about its services."
-
 
 def presented_token(request: Request, owner_id: int) -> PresentedToken:
-    """Return the token of the request, which becomes the broker password of this owner's agent.
-
-    Raises:
-        PermissionDenied: the user is not this owner, or the request has no token.
-    """
+    """Return the token of the request, which becomes the broker password of this owner's agent."""
     if owner_id != request.user.pk:
         raise PermissionDenied(
             "Only the owner can register here, and operators can't do it either: "
@@ -89,11 +82,6 @@ class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
     ignored_parameters: ClassVar[set[str]] = {"o", "search"}  # docs/agents.md
 
     def get_object(self) -> Row:
-        """Return the row with the UUID in the path.
-
-        Raises:
-            Http404: the user may see no such row, or the UUID is malformed.
-        """
         try:
             identities.read_uuid(self.kwargs["uuid"])
         except ValueError as error:
@@ -101,15 +89,10 @@ class ByUUID(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         return super().get_object()
 
 
-def require_own(service: AgentService, request: Request) -> AgentService:
-    """Return the service.
-
-    Raises:
-        PermissionDenied: the user is an operator who does not own it.
-    """
-    if service.identity.owner_id != request.user.pk:
-        raise PermissionDenied(OWN_AGENT_ONLY)
-    return service
+def require_own(identity: AgentIdentity, request: Request) -> None:
+    """Raise PermissionDenied for an operator who does not own the agent that reports."""
+    if identity.owner_id != request.user.pk:
+        raise PermissionDenied("Only the owner's agent reports about its services.")
 
 
 class RemovableByUUID(ByUUID[Row]):
@@ -152,7 +135,6 @@ class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no typ
         return queryset.filter(name=self.form.cleaned_data["name"], owner=self.request.user.pk)
 
     def filter_orphaned(self, queryset: QuerySet[AgentIdentity], name: str, value: bool) -> QuerySet[AgentIdentity]:
-        """Return the identities with nothing registered, or those with something."""
         orphaned = orphaned_identities().values("pk")
         return queryset.filter(pk__in=orphaned) if value else queryset.exclude(pk__in=orphaned)
 
@@ -175,7 +157,6 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
     filterset_class = IdentityFilter
 
     def get_queryset(self) -> QuerySet[AgentIdentity]:
-        """Return the identities that the user may see."""
         rows = AgentIdentity.objects.seen_by(self.request.user)
         return rows.select_related("owner", "offering").prefetch_related("services__processors")
 
@@ -189,8 +170,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         body = self._introduced(request, request.user)
         with at_field("offering"):
             identity = identities.create_identity(request.user, **body)
-        data = self.get_serializer(identity).data
-        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
+        return self.created_or_found(AgentIdentitySerializer, identity)
 
     @extend_schema(request=NewAgentIdentitySerializer, responses=AgentIdentitySerializer)
     def update(self, request: Request, uuid: str) -> Response:
@@ -273,8 +253,7 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
     def register_service(self, request: Request, uuid: str) -> Response:
         """Register a service of an agent, or say that it is active. 201: it is new."""
         identity = self.get_object()
-        if identity.owner_id != request.user.pk:
-            raise PermissionDenied(OWN_AGENT_ONLY)
+        require_own(identity, request)
         body = read(NewServiceSerializer, request)
         return self.created_or_found(
             ServiceSerializer, *services.register_service(identity, body["name"], body.get("mode") or "")
@@ -287,14 +266,10 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
 
         For operators. By default nothing is removed: the response lists what would be.
         """
-        return clean_up(request, unused.remove_orphaned_identities, CleanedUpIdentitiesSerializer)
+        return clean_up(request, orphaned_identities().select_related("offering"), CleanedUpIdentitiesSerializer)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
-        """Return the identity in the path, and the token of the request.
-
-        Raises:
-            PermissionDenied: the user can't register for it, or may no longer subscribe to its offering.
-        """
+        """Return the identity in the path and the token of the request, if its owner may subscribe to its offering."""
         identity = self.get_object()
         presented = presented_token(request, identity.owner_id)
         try:
@@ -334,7 +309,6 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
     filterset_class = SubscriptionFilter
 
     def get_queryset(self) -> QuerySet[EventSubscription]:
-        """Return the subscriptions that the user may see."""
         return EventSubscription.objects.seen_by(self.request.user).select_related("owner")
 
     @extend_schema(
@@ -360,8 +334,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
             description=body.get("description", ""),
             source_ip=client_address(request._request) or None,
         )
-        data = self.get_serializer(subscription).data
-        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
+        return self.created_or_found(EventSubscriptionSerializer, subscription)
 
     @extend_schema(
         request=NewSubscriptionQueueSerializer,
@@ -415,7 +388,6 @@ class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
     filterset_class = SubscriptionQueueFilter
 
     def get_queryset(self) -> QuerySet[SubscriptionQueue]:
-        """Return the queues that the user may see."""
         return SubscriptionQueue.objects.seen_by(self.request.user).select_related("subscription", "offering")
 
 
@@ -435,7 +407,6 @@ class Consumers(RemovableByUUID[Consumer]):
     serializer_class = ConsumerSerializer
 
     def get_queryset(self) -> QuerySet[Consumer]:
-        """Return the consumers that the user may see."""
         return with_delivery(Consumer.objects.seen_by(self.request.user).select_related("identity__offering"))
 
 
@@ -451,7 +422,6 @@ class Offerings(ByUUID[Offering]):
     serializer_class = OfferingSerializer
 
     def get_queryset(self) -> QuerySet[Offering]:
-        """Return the offerings that the user may see."""
         visitor, this = self.request.user, OuterRef("pk")
         seen = Offering.objects.seen_by(visitor).annotate(
             may_subscribe=Exists(Offering.objects.subscribed_by(visitor).filter(pk=this)),
@@ -472,4 +442,4 @@ class Offerings(ByUUID[Offering]):
         published = publishing.publish(
             offering, body["object_type"], body["payload"], request.user, body.get("message_id")
         )
-        return Response(published.as_json())
+        return Response(PublishedSerializer(published).data)

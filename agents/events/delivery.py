@@ -11,7 +11,7 @@ from django.db.models import F, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from agents.models import MAX_ERROR_LENGTH, Consumer, Registration, SubscriptionQueue, may_subscribe
+from agents.models import MAX_ERROR_LENGTH, REGISTERED, Registration, SubscriptionQueue, may_subscribe
 from core import bulk
 from queues.models import Queue
 from rabbit.arguments import REGISTERED_MAX_LENGTH
@@ -28,19 +28,14 @@ LOGIN_REFUSED = "The agent cannot log in: its token was revoked or has expired. 
 _UNKNOWN_LENGTH = -1
 
 Rows = TypeVar("Rows", bound=QuerySet[Any])
-PATHS: Mapping[type[SubscriptionQueue] | type[Consumer], tuple[str, str]] = {
-    SubscriptionQueue: ("subscription__owner", "offering"),
-    Consumer: ("identity__owner", "identity__offering"),
-}
-"""The models of registered queues, with their lookups of owner and offering."""
 
 
 def with_delivery(rows: Rows) -> Rows:
     """Annotate what ``blocked_reason`` needs, and ``consumers``: as counted within the last minute, or None."""
     listed = Queue.objects.filter(vhost=OuterRef("vhost"), name=OuterRef("queue_name")).exclude(state=Queue.State.GONE)
-    owner, offering = PATHS[rows.model]
+    offering = "offering" if rows.model is SubscriptionQueue else "identity__offering"
     return rows.annotate(
-        allowed=may_subscribe(owner, offering),
+        allowed=may_subscribe(rows.model.OWNER_FIELD, offering),
         consumers=Subquery(listed.values("consumers")[:1]),
         listed_ready=Subquery(listed.values(listed_ready=Coalesce(F("ready"), _UNKNOWN_LENGTH))[:1]),
     )
@@ -71,7 +66,7 @@ def record_outcomes(delivered: Collection[QueueName], errors: Mapping[QueueName,
     """
     keys = [*delivered, *errors]
     now = timezone.now()
-    for model in PATHS:
+    for model in REGISTERED:
         these = bulk.among(model, ("vhost", "queue_name"), keys)
         rows = model._default_manager.select_for_update(skip_locked=True, no_key=True).filter(these).order_by()
         found = {(vhost, name): pk for pk, vhost, name in rows.values_list("pk", "vhost", "queue_name")}

@@ -21,12 +21,7 @@ IDENTITY_NAME = "event-consumer"
 def register(
     owner: Owner, offering: Offering, presented: PresentedToken, object_types: Sequence[str] | None
 ) -> tuple[Consumer, bool]:
-    """Return the owner's event consumer for an offering, and whether it is new. The token becomes its password.
-
-    Raises:
-        NotVouched, Refusal, Busy: as ``records.get_or_create``.
-        PermissionDenied, ObjectDoesNotExist, BrokerError: as ``registration.register_consumer``. Nothing is registered.
-    """
+    """Return the owner's event consumer for an offering, and whether it is new. The token becomes its password."""
     rows = AgentIdentity.objects.filter(owner=owner).select_related("owner")
     identity, is_new = get_or_create(rows, {"owner": owner}, owner, offering=offering, name=IDENTITY_NAME)
     try:
@@ -38,7 +33,6 @@ def register(
 
 
 def set_object_types(consumer: Consumer, object_types: Sequence[str]) -> None:
-    """Change the types of a consumer's events. Raises ObjectDoesNotExist if it no longer exists."""
     rows = Consumer.objects.filter(pk=consumer.pk)
     if not rows.update(object_types=list(object_types), modified=timezone.now()):
         raise Consumer.DoesNotExist("The consumer no longer exists.")

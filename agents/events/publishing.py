@@ -8,7 +8,7 @@ import logging
 import reprlib
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -56,8 +56,6 @@ Undelivered = tuple[QueueEvent.Kind, str]
 
 
 class InvalidPayload(Refusal):
-    """The payload is invalid. The text says why, in a sentence for the publisher."""
-
     field = "payload"
 
 
@@ -77,16 +75,13 @@ class Published:
     unreachable: int = 0
     gone: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def publish(
     offering: Offering,
     object_type: str,
     payload: Mapping[str, Any],
     by: Owner | None = None,
-    message_id: str | uuid.UUID | None = None,
+    message_id: uuid.UUID | None = None,
 ) -> Published:
     """Publish an event of an offering to the agents that registered for this type. ``by`` None: Guardian itself.
 
@@ -94,13 +89,8 @@ def publish(
     unknown outcome, pass its message id, so that agents can drop duplicates. Do not call this in a transaction. The
     number of statements doesn't depend on the number of queues.
 
-    Raises:
-        NotVouched: ``by`` may not use the broker.
-        PermissionDenied: ``by`` may not publish events of this offering.
-        RateLimitExceeded: ``by`` published too many events within the last minute.
-        Refusal: there is no such object type, or the payload or the message id is invalid.
-        OutcomeUnknown: some queues may have the event; ``results`` contains the known outcomes.
-        BrokerError: nothing was published.
+    Raises OutcomeUnknown if some queues may have the event; ``results`` contains the known outcomes. After any other
+    error nothing was published: PermissionDenied (as NotVouched, too), Refusal or BrokerError.
     """
     if by is not None:
         require_vouched(by)
@@ -109,7 +99,7 @@ def publish(
         limits.consume(limits.RateLimit("events", settings.GUARDIAN_EVENTS_PER_MINUTE, 60), by.uuid.hex)
     check_object_type(object_type)
     body = _body(offering, object_type, payload)
-    id_ = _message_id(message_id)
+    id_ = (message_id or uuid.uuid4()).hex
     ready, skipped = _recipients(offering, object_type)
     _log(offering, object_type, id_, skipped)
     results: dict[QueueName, Result] = {}
@@ -161,15 +151,6 @@ def _body(offering: Offering, object_type: str, payload: Mapping[str, Any]) -> b
     if len(body) > MAX_PAYLOAD_BYTES:
         raise InvalidPayload(f"The payload has {len(body):,} bytes as JSON; at most {MAX_PAYLOAD_BYTES:,} are allowed.")
     return body
-
-
-def _message_id(given: str | uuid.UUID | None) -> str:
-    if given is None:
-        return uuid.uuid4().hex
-    found = _uuid_hex(str(given))
-    if found is None:
-        raise Refusal("The message id must be a UUID, with or without dashes.", "message_id")
-    return found
 
 
 def _uuid_hex(text: Any) -> str | None:

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.access.vouching import may_use_broker
 from accounts.models import Owner
+from accounts.pages.common import search_text, uuids_in
 from accounts.pages.forms import NameForm
 from agents.events.delivery import blocked_reason, with_delivery
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
@@ -38,7 +39,6 @@ AGENTS_PER_PAGE = 20
 QUEUES_SHOWN = 50
 """Of one agent."""
 OFFERINGS_SHOWN = 50
-MAX_SEARCH_LENGTH = 255
 
 Removable = AgentIdentity | EventSubscription | Consumer
 
@@ -51,21 +51,14 @@ class LiveConnections(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """A registered queue. ``row`` is None if no pass has listed the queue, or it is gone.
+    """A registered queue, with what ``with_delivery`` annotates.
 
-    ``consumers`` and ``blocked_reason`` are as in the REST API.
+    ``listed`` is None if no pass has listed the queue, or it is gone.
     """
 
-    object_type: str
-    offering: Offering
-    queue_name: str
-    being_made: bool
-    row: Row | None
-    consumers: int | None
+    row: SubscriptionQueue | Consumer
+    listed: Row | None
     blocked_reason: str | None
-    last_delivered_at: datetime | None
-    last_error: str
-    last_error_at: datetime | None
 
 
 class Reader(NamedTuple):
@@ -94,7 +87,7 @@ class Agent(NamedTuple):
 @require_safe
 def agents_page(request: Request) -> HttpResponse:
     """List the visitor's agents with their subscriptions; for operators, all agents."""
-    search = request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
+    search = search_text(request)
     page = Paginator(_entries(request.user, search), AGENTS_PER_PAGE).get_page(request.GET.get("page"))
     vhost = None if request.user.is_staff else request.user.uuid.hex
     clients, trouble = _clients(vhost) if page.object_list else ([], "")
@@ -112,7 +105,9 @@ def agents_page(request: Request) -> HttpResponse:
             "trouble": trouble,
             "asked": clients is not None,
             "looked_at": timezone.now(),
-            "being_made": any(shown.being_made for reader in readers for shown in reader.queues),
+            "being_made": any(
+                shown.row.state == Registration.CREATING for reader in readers for shown in reader.queues
+            ),
             "token_gone": any(reader.row.token_id is None for reader in readers),
             "may_use_broker": may_use_broker(request.user),
             "offerings": offerings[:OFFERINGS_SHOWN],
@@ -127,7 +122,7 @@ def _connecting(agents: Iterable[Agent]) -> dict[str, Any]:
     for agent in agents:
         for reader in agent.readers:
             for queue in reader.queues:
-                return connecting.context(reader.row.rmq_username, agent.owner.uuid.hex, queue.queue_name)
+                return connecting.context(reader.row.rmq_username, agent.owner.uuid.hex, queue.row.queue_name)
     return {}
 
 
@@ -136,7 +131,7 @@ def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
     identities = AgentIdentity.objects.seen_by(visitor)
     alone = EventSubscription.objects.seen_by(visitor).filter(identity=None)
     if search:
-        uuids = _uuids_in(search)
+        uuids = uuids_in(search)
         owned = Q(owner__email__icontains=search) | Q(owner__full_name__icontains=search)
         queued = SubscriptionQueue.objects.filter(
             Q(offering__name__icontains=search) | Q(offering__uuid__in=uuids) | Q(object_type=search)
@@ -160,17 +155,6 @@ def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
     return entries.order_by(*shape)
 
 
-def _uuids_in(text: str) -> list[UUID]:
-    """Return the UUIDs in a text, which may be a UUID or the name of a registered queue."""
-    found = []
-    for word in text.replace("_", " ").split():
-        try:
-            found.append(UUID(word))
-        except ValueError:
-            continue
-    return found
-
-
 def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
     """Return the connections to a vhost, or to all vhosts, or None and an error text. One request to the broker."""
     try:
@@ -183,46 +167,43 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
     keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
-    if not keys:
-        return []
+    queues = SubscriptionQueue.objects.filter(subscription=OuterRef("pk")).order_by().values("subscription")
+    subscriptions = (
+        EventSubscription.objects.annotate(
+            number_of_queues=Coalesce(Subquery(queues.annotate(number=Count("pk")).values("number")), 0)
+        )
+        .select_related("owner")
+        .order_by("object_type", "id")
+    )
     identities = (
         AgentIdentity.objects.select_related("owner", "offering")
         .prefetch_related(
             Prefetch("consumer", with_delivery(Consumer.objects.select_related("identity__offering"))),
+            Prefetch("event_subscriptions", subscriptions),
             "services__processors",
         )
         .in_bulk([pk for alone, pk in keys if not alone])
     )
-    queues = SubscriptionQueue.objects.filter(subscription=OuterRef("pk")).order_by().values("subscription")
-    subscriptions = list(
-        EventSubscription.objects.filter(
-            Q(identity__in=identities) | Q(identity=None, pk__in=[pk for alone, pk in keys if alone])
-        )
-        .annotate(number_of_queues=Coalesce(Subquery(queues.annotate(number=Count("pk")).values("number")), 0))
-        .select_related("owner")
-        .order_by("object_type", "id")
-    )
-    consumers = [one.consumer for one in identities.values() if hasattr(one, "consumer")]
-    readers: dict[tuple[bool, int], list[Reader]] = defaultdict(list)
-    for reader in _readers(consumers, subscriptions, clients):
-        identity = reader.row.identity_id
-        readers[(True, reader.row.pk) if identity is None else (False, identity)].append(reader)
-    owners = {subscription.pk: subscription.owner for subscription in subscriptions}
-    found = []
+    without_identity = subscriptions.in_bulk([pk for alone, pk in keys if alone])
+    logins: dict[AgentIdentity | EventSubscription, list[Any]] = {}
     for alone, pk in keys:
-        if alone and pk in owners:
-            found.append(Agent(None, owners[pk], readers[alone, pk]))
-        elif not alone and pk in identities:
-            found.append(Agent(identities[pk], identities[pk].owner, readers[alone, pk]))
-    return found
+        if alone and (subscription := without_identity.get(pk)):  # it may have been deleted since
+            logins[subscription] = [subscription]
+        elif not alone and (identity := identities.get(pk)):
+            consumers = [identity.consumer] if hasattr(identity, "consumer") else []
+            logins[identity] = [*consumers, *identity.event_subscriptions.all()]
+    readers = _readers([login for of_one in logins.values() for login in of_one], clients)
+    return [
+        Agent(one if isinstance(one, AgentIdentity) else None, one.owner, [readers[login] for login in of_one])
+        for one, of_one in logins.items()
+    ]
 
 
-def _readers(
-    consumers: Sequence[Consumer], subscriptions: Sequence[EventSubscription], clients: Sequence[Client] | None
-) -> list[Reader]:
+def _readers(logins: Sequence[Any], clients: Sequence[Client] | None) -> dict[EventSubscription | Consumer, Reader]:
     """Return consumers and subscriptions with their queues, in two statements."""
     # Limit the queues of each agent, so that one agent doesn't fill the page.
     agent = Coalesce("subscription__identity_id", -F("subscription_id"))
+    subscriptions = [login for login in logins if isinstance(login, EventSubscription)]
     registered = (
         with_delivery(SubscriptionQueue.objects.filter(subscription__in=subscriptions))
         .annotate(number=Window(RowNumber(), partition_by=agent, order_by=["object_type", "pk"]))
@@ -233,44 +214,28 @@ def _readers(
     queues: dict[int, list[SubscriptionQueue]] = defaultdict(list)
     for queue in registered:
         queues[queue.subscription_id].append(queue)
-    names = [consumer.queue_name for consumer in consumers]
+    names = [login.queue_name for login in logins if isinstance(login, Consumer)]
     rows = _rows_by_name([*names, *(queue.queue_name for some in queues.values() for queue in some)])
     online = _live_connections(clients or [])
-    found = []
-    for consumer in consumers:
-        shown = [_queue_row(consumer, "", consumer.identity.offering, rows)]
-        user = (consumer.rmq_username, consumer.vhost)
-        found.append(Reader(consumer, True, consumer.object_types, shown, 0, online.get(user)))
-    for one in subscriptions:
-        shown = [_queue_row(queue, queue.object_type, queue.offering, rows) for queue in queues[one.pk]]
-        user = (one.rmq_username, one.owner.uuid.hex)
-        more = one.number_of_queues - len(shown)  # type: ignore[attr-defined]
-        found.append(Reader(one, False, _observed_types(one), shown, more, online.get(user)))
+    found = {}
+    for login in logins:
+        is_consumer = isinstance(login, Consumer)
+        of_login = [login] if is_consumer else queues[login.pk]
+        shown = [QueueRow(one, rows.get((one.vhost, one.queue_name)), blocked_reason(one)) for one in of_login]
+        more = 0 if is_consumer else login.number_of_queues - len(shown)
+        user = (login.rmq_username, login.owner.uuid.hex)
+        found[login] = Reader(login, is_consumer, _types_of(login), shown, more, online.get(user))
     return found
 
 
-def _observed_types(subscription: EventSubscription) -> list[str]:
-    if subscription.object_type:
-        return [subscription.object_type]
-    types = [one.get("object_type") for one in subscription.observable_objects if isinstance(one, dict)]
+def _types_of(row: EventSubscription | Consumer) -> list[str]:
+    """Return the object types of a login's events. Empty: of a consumer, all."""
+    if isinstance(row, Consumer):
+        return list(row.object_types)
+    if row.object_type:
+        return [row.object_type]
+    types = [one.get("object_type") for one in row.observable_objects if isinstance(one, dict)]
     return list(dict.fromkeys(str(name) for name in types if name))
-
-
-def _queue_row(
-    row: SubscriptionQueue | Consumer, object_type: str, offering: Offering, rows: dict[tuple[str, str], Row]
-) -> QueueRow:
-    return QueueRow(
-        object_type,
-        offering,
-        readable(row.queue_name),
-        row.state == Registration.CREATING,
-        rows.get((row.vhost, row.queue_name)),
-        row.consumers,  # type: ignore[union-attr]  # annotated by ``with_delivery``
-        blocked_reason(row),
-        row.last_delivered_at,
-        row.last_error,
-        row.last_error_at,
-    )
 
 
 def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
@@ -291,25 +256,12 @@ def _live_connections(clients: Iterable[Client]) -> dict[tuple[str, str], LiveCo
 # Removing
 
 
-class RemovalEffect(NamedTuple):
-    """What is deleted with a row: queues, the number of their messages, RabbitMQ users, and their connections.
-
-    ``messages`` is None if the length of a queue is unknown, ``connections`` if the broker is unreachable.
-    """
-
-    queues: list[str]
-    messages: int | None
-    users: list[str]
-    connections: int | None
-
-
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def agent_remove(request: Request, uuid: UUID) -> HttpResponse:
     identity = get_object_or_404(AgentIdentity.objects.seen_by(request.user).select_related("owner"), uuid=uuid)
-    subscriptions = list(identity.event_subscriptions.all())
-    consumers = list(Consumer.objects.filter(identity=identity))
-    return _remove(request, identity, identity.owner, subscriptions, consumers, "agent", readable(identity.name))
+    logins = [*Consumer.objects.filter(identity=identity), *identity.event_subscriptions.all()]
+    return _remove(request, identity, logins, "agent", readable(identity.name))
 
 
 @signed_in
@@ -318,14 +270,14 @@ def subscription_remove(request: Request, uuid: UUID) -> HttpResponse:
     subscription = get_object_or_404(
         EventSubscription.objects.seen_by(request.user).select_related("owner", "identity"), uuid=uuid
     )
-    return _remove(request, subscription, subscription.owner, [subscription], [], "subscription", subscription.uuid.hex)
+    return _remove(request, subscription, [subscription], "subscription", subscription.uuid.hex)
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def consumer_remove(request: Request, uuid: UUID) -> HttpResponse:
     consumer = get_object_or_404(Consumer.objects.seen_by(request.user).select_related("identity__owner"), uuid=uuid)
-    return _remove(request, consumer, consumer.identity.owner, [], [consumer], "consumer", consumer.queue_name)
+    return _remove(request, consumer, [consumer], "consumer", consumer.queue_name)
 
 
 def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
@@ -342,26 +294,21 @@ def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _remove(
-    request: Request,
-    row: Removable,
-    owner: Owner,
-    subscriptions: Sequence[EventSubscription],
-    consumers: Sequence[Consumer],
-    kind: str,
-    name: str,
+    request: Request, row: Removable, logins: Sequence[EventSubscription | Consumer], kind: str, name: str
 ) -> HttpResponse:
-    """Show what is deleted with a row, and delete it. If messages are lost, the name must be typed."""
+    """Show what is deleted with a row and its logins, and delete it. If messages are lost, the name must be typed."""
+    subscriptions = [one for one in logins if isinstance(one, EventSubscription)]
     registered = SubscriptionQueue.objects.filter(subscription__in=subscriptions).values_list("vhost", "queue_name")
-    named = [*((one.vhost, one.queue_name) for one in consumers), *registered]
+    named = [*((one.vhost, one.queue_name) for one in logins if isinstance(one, Consumer)), *registered]
     queues = [queue_name for _, queue_name in named]
-    users = [*(one.rmq_username for one in consumers), *(one.rmq_username for one in subscriptions)]
+    users = [one.rmq_username for one in logins]
     messages_in_them = _messages_in(named)
     form = None
     if messages_in_them != 0:
         form = NameForm(name, request.POST if request.method == "POST" else None)
     if request.method == "POST" and (form is None or form.is_valid()):
         deletions.delete(row)
-        logger.info("%s removed the %s %s of %s", request.user, kind, name, owner)
+        logger.info("%s removed the %s %s of %s", request.user, kind, name, row.owner)
         if Removal.objects.filter(name__in=[*queues, *users]).exists():
             messages.warning(
                 request,
@@ -371,24 +318,19 @@ def _remove(
         else:
             messages.success(request, f"The {kind} {name} was removed, with its queues and logins.")
         return redirect("agents")
-    types: list[str] = []
-    if isinstance(row, EventSubscription):
-        types = _observed_types(row)
-    elif isinstance(row, Consumer):
-        types = row.object_types
-    clients, trouble = _clients(owner.uuid.hex)
-    connected = None if clients is None else sum(client.user in users for client in clients)
-    effect = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
+    clients, trouble = _clients(row.owner.uuid.hex)
     return render(
         request,
         "agents/remove.html",
         {
             "kind": kind,
             "row": row,
-            "types": types,
+            "types": [] if isinstance(row, AgentIdentity) else _types_of(row),
             "name": name,
-            "owner": owner,
-            "goes": effect,
+            "queues": queues,
+            "messages_in_them": messages_in_them,
+            "users": users,
+            "connected": None if clients is None else sum(client.user in users for client in clients),
             "form": form,
             "trouble": trouble,
         },

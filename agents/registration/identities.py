@@ -3,9 +3,7 @@
 import logging
 import re
 import uuid as uuids
-from collections.abc import Sequence
-from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -22,23 +20,6 @@ logger = logging.getLogger(__name__)
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-class IdentityDetails(TypedDict, total=False):
-    """The optional fields of an identity that an agent sends."""
-
-    version: str
-    dependencies: Sequence[dict[str, str]]
-    config_file_path: str
-    config_file_content: str
-    last_restarted: datetime | None
-
-
-class IdentityChanges(IdentityDetails, total=False):
-    """All fields of an identity that an agent can change."""
-
-    name: str
-    offering: Offering
-
-
 def read_uuid(text: Any) -> uuids.UUID:
     """Return the UUID in this text: 32 hex digits, with all four dashes in their places or without dashes.
 
@@ -50,17 +31,9 @@ def read_uuid(text: Any) -> uuids.UUID:
     return uuids.UUID(text)
 
 
-def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
-    """Return the offering with this UUID, with or without dashes.
-
-    Raises:
-        Refusal: it doesn't exist, or the owner may not subscribe to it. The caller names the field.
-    """
-    try:
-        wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
-    except ValueError as error:
-        raise _no_such_offering() from error
-    offering = Offering.objects.subscribed_by(owner).filter(uuid=wanted).first()
+def subscribable_offering(owner: Owner, uuid: uuids.UUID) -> Offering:
+    """Return the offering with this UUID. If the owner may not subscribe to it, raise a Refusal without a field."""
+    offering = Offering.objects.subscribed_by(owner).filter(uuid=uuid).first()
     if offering is None:
         raise _no_such_offering()
     return offering
@@ -71,28 +44,15 @@ def _no_such_offering() -> Refusal:
 
 
 def check_object_type(object_type: str) -> str:
-    """Return this object type.
-
-    Raises:
-        Refusal: there is no such object type.
-    """
+    """Return this object type. Raises Refusal if there is no such type."""
     if object_type not in ObjectType.values:
         raise Refusal(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.", "object_type")
     return object_type
 
 
-def create_identity(
-    owner: Owner, offering: Offering, name: str, **introduction: Unpack[IdentityDetails]
-) -> AgentIdentity:
-    """Create an identity of an agent of this owner, for this offering.
-
-    Raises:
-        NotVouched: the owner may not use the broker.
-        Refusal: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` identities, or an identity of this name for this
-            offering, or the offering no longer exists.
-        ObjectDoesNotExist: the owner no longer exists.
-    """
-    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
+def create_identity(owner: Owner, offering: Offering, name: str, **introduced: Any) -> AgentIdentity:
+    """Create an identity of an agent of this owner, for this offering, with the other fields that the agent sent."""
+    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduced))
     try:
         insert(lambda: identity.save(force_insert=True), owner, AgentIdentity)
     except IntegrityError as error:
@@ -100,13 +60,8 @@ def create_identity(
     return identity
 
 
-def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
-    """Change the given fields of an identity.
-
-    Raises:
-        Refusal: the owner has another identity of this name for this offering, or the offering no longer exists.
-        ObjectDoesNotExist: the identity no longer exists.
-    """
+def update_identity(identity: AgentIdentity, **introduced: Any) -> None:
+    """Change the given fields of an identity."""
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
         setattr(identity, name, value)
@@ -129,18 +84,15 @@ def read_config(identity: AgentIdentity) -> str:
         return ""
 
 
-def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(changes)
+def _as_fields(introduced: dict[str, Any]) -> dict[str, Any]:
+    fields = dict(introduced)
     if "config_file_content" in fields:
         content = fields.pop("config_file_content")
         fields["sealed_config"] = sealing.seal(sealing.CONFIGURATIONS, content) if content else ""
-    if "dependencies" in fields:
-        fields["dependencies"] = list(fields["dependencies"])
     return fields
 
 
 def _conflict(identity: AgentIdentity) -> Refusal:
-    """Return the exception for an IntegrityError."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
         return Refusal(f"You have an agent '{identity.name}' for this offering already; choose another name.", "name")
     return _no_such_offering()

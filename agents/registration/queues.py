@@ -55,15 +55,7 @@ def register_subscription(
     description: str = "",
     source_ip: str | None = None,
 ) -> tuple[EventSubscription, bool]:
-    """Return the agent's subscription to an object type, and whether it is new. The token becomes its password.
-
-    Raises:
-        Refusal: there is no such object type.
-        NotVouched: the owner may not use the broker. Raised only for a new subscription.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the identity no longer exists.
-        BrokerError: the broker is unreachable or refuses; nothing was registered.
-    """
+    """Return the agent's subscription to an object type, and whether it is new. The token becomes its password."""
     check_object_type(object_type)
     management = broker.management()
     owner = identity.owner
@@ -137,15 +129,8 @@ def create_queue(
 ) -> tuple[SubscriptionQueue, bool]:
     """Return the queue of a subscription for events of a type about an offering, and whether it is new.
 
-    Afterwards the broker has the queue with the right arguments, and the token can read it.
-
-    Raises:
-        Refusal: there is no such object type.
-        NotVouched: the owner may not use the broker. Raised only for a new queue.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the subscription or the offering no longer exists.
-        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
-        BrokerError: the broker is unreachable; a new queue is not registered.
+    Afterwards the broker has the queue with the right arguments, and the token can read it. If the broker has it with
+    other arguments and in use, the text of the Refused names them.
     """
     check_object_type(object_type)
     management = broker.management()
@@ -173,16 +158,7 @@ def register_consumer(
     """Return the consumer queue of an agent, and whether it is new.
 
     ``object_types`` are the types of events that it gets from now on. An empty list means all types. None leaves the
-    types unchanged, and means all types for a new queue. Afterwards the broker has the queue with the right arguments,
-    and the token can read it.
-
-    Raises:
-        Refusal: there is no such object type.
-        NotVouched: the owner may not use the broker. Raised only for a new queue.
-        PermissionDenied: the token was revoked.
-        ObjectDoesNotExist: the identity no longer exists.
-        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
-        BrokerError: the broker is unreachable; a new queue is not registered.
+    types unchanged, and means all types for a new queue. Everything else is as in :func:`create_queue`.
     """
     types = None if object_types is None else list(dict.fromkeys(check_object_type(one) for one in object_types))
     management = broker.management()

@@ -45,12 +45,6 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
     """Return the row with these unique fields, created if there is none, and whether it is new.
 
     Django's own ``get_or_create`` can't refuse to create.
-
-    Raises:
-        NotVouched: the row doesn't exist, and the owner may not use the broker.
-        Refusal: the row doesn't exist, and the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
-        Busy: the statement failed in a deadlock several times.
-        ObjectDoesNotExist: a row that the new one would refer to was removed.
     """
     for _ in range(MAX_ATTEMPTS):
         row = rows.filter(**unique).first()
@@ -64,12 +58,7 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
 def insert(insert: Callable[[], T], owner: Owner, model: Any) -> T:
     """Insert a row of this model, of an owner who may use the broker.
 
-    Raises:
-        NotVouched: the owner may not use the broker.
-        Refusal: the owner has ``GUARDIAN_MAX_SUBSCRIPTIONS`` rows of this model.
-        Busy: the statement failed in a deadlock several times.
-        ObjectDoesNotExist: the owner was removed.
-        IntegrityError: the row exists, or another row that it refers to was removed.
+    Raises IntegrityError if the row exists, or another row that it refers to was removed.
     """
     require_vouched(owner)  # without a lock: a concurrent withdrawal does no harm
     own_rows = model.objects.filter(**{model.OWNER_FIELD: owner})

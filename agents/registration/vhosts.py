@@ -26,15 +26,11 @@ T = TypeVar("T")
 def require_vhost(owner: Owner, management: Management) -> None:
     """Create the vhost of an owner's agents, unless it was created before."""
     if not AgentVhost.objects.filter(owner=owner, ready=True).exists():
-        _create_vhost(owner, management, recreate=False)
+        create_vhost(owner, management, recreate=False)
 
 
-def create_vhost(owner: Owner, management: Management) -> None:
-    """Create the vhost of an owner's agents and its dead-letter queue, even if the row says that they exist."""
-    _create_vhost(owner, management, recreate=True)
-
-
-def _create_vhost(owner: Owner, management: Management, *, recreate: bool) -> None:
+def create_vhost(owner: Owner, management: Management, *, recreate: bool = True) -> None:
+    """Create the vhost of an owner's agents and its dead-letter queue; ``recreate``: even if the row is ready."""
     name = owner.uuid.hex
     rows = AgentVhost.objects.filter(owner=owner)
     try:

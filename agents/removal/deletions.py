@@ -57,7 +57,7 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
     """Delete a row or the rows of a queryset with their cascade, and return how many of each model were deleted.
 
     Lock them first, so that no row that refers to them is inserted before the deletion. (SQLite has one writer anyway.)
-    Rows that no longer exist are ignored. After ``MAX_ATTEMPTS`` conflicts with other transactions, raise the error.
+    Rows that no longer exist are ignored.
     """
     if isinstance(rows, Model):
         rows = type(rows)._base_manager.filter(pk=rows.pk)
@@ -180,7 +180,7 @@ def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None,
     if collected is None:
         return
     if connection.features.has_select_for_update:
-        for model in sorted(collected.rows, key=_label):
+        for model in sorted(collected.rows, key=lambda model: model._meta.label):
             rows = model._default_manager.filter(pk__in=collected.rows[model])
             list(rows.select_for_update().order_by("pk").values_list("pk"))
     users = {removal.name for removal in collected.removals if removal.kind == Removal.Kind.USER}
@@ -191,10 +191,6 @@ def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None,
             if removal.kind != Removal.Kind.PASSWORD or removal.name not in users
         ]
     )
-
-
-def _label(model: type[Model]) -> str:
-    return model._meta.label
 
 
 def _tokens_of(origin: Model | QuerySet[Model] | None, token: AuthToken) -> Q:

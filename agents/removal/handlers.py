@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from accounts.models import AuthToken
-from agents.models import AgentVhost, Consumer, EventSubscription, SubscriptionQueue
+from agents.models import REGISTERED, AgentVhost, Consumer, EventSubscription
 from core import bulk, locks, removals
 from core.broker import Clients
 from core.models import Removal
@@ -190,7 +190,7 @@ def _needed_queues(queues: Sequence[Removal]) -> list[Removal]:
     names = [(removal.vhost, removal.name) for removal in queues]
     registered = {
         name
-        for model in (SubscriptionQueue, Consumer)
+        for model in REGISTERED
         for name in model._default_manager.filter(bulk.among(model, ("vhost", "queue_name"), names))
         .order_by()
         .values_list("vhost", "queue_name")

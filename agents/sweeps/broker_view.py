@@ -1,9 +1,9 @@
 """The snapshot that a sweep works on: lists of the broker, then rows of the database."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from agents.models import Consumer, SubscriptionQueue
+from agents.models import REGISTERED, Consumer, SubscriptionQueue
 from agents.sweeps import registered
 from agents.sweeps.reports import Report
 from core import broker
@@ -45,7 +45,7 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     """List the broker, then read the rows."""
     renew = lease.renew_if_due if lease else lambda: None
     management = broker.management()
-    before = registered.agent_vhosts()
+    before = registered.vhosts()
     snapshot.require_administrator(management)
     members = snapshot.members(management)
     renew()
@@ -59,8 +59,14 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
         incomplete_reason = (
             f"a node is down ({', '.join(sorted(members[1]))}), so its queues can't be distinguished from deleted ones"
         )
-    rows = {(row.vhost, row.name): row for row in _registered_rows()}
-    after = registered.agent_vhosts()
+    rows = {
+        (vhost, name): Registered(model, pk, vhost, name, state)
+        for model in REGISTERED
+        for pk, vhost, name, state in model._default_manager.order_by().values_list(
+            "id", "vhost", "queue_name", "state"
+        )
+    }
+    after = registered.vhosts()
     return BrokerView(
         management,
         {(queue.vhost, queue.name): queue for queue in listed},
@@ -70,12 +76,3 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
         incomplete_reason,
         nodes_unchanged,
     )
-
-
-def _registered_rows() -> Iterator[Registered]:
-    """Yield the rows of registered queues, including queues that are being created. Two statements."""
-    columns = ("id", "vhost", "queue_name", "state")
-    models: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
-    for model in models:
-        for row in model._default_manager.order_by().values_list(*columns):
-            yield Registered(model, *row)

@@ -1,16 +1,13 @@
 """Reconcile the logins of agents with the users of the broker, in a sweep."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
-
-from django.db import transaction
 
 from accounts.models import PulseUser
 from agents.models import Consumer, EventSubscription
 from agents.sweeps.broker_view import BrokerView
-from agents.sweeps.reports import Report, batches, deletion_limit
-from core import removals
+from agents.sweeps.reports import Report, carry_out, deletion_limit
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit.entities import User
@@ -63,7 +60,7 @@ def reconcile_logins(
     elif lease is None:
         report.users = len(unused)
     elif not report.brake_held:
-        _remove_users(report, unused, lease)
+        report.users = carry_out(report, [Removal(kind=Removal.Kind.USER, name=name) for name in unused], lease)
 
 
 class _Login(NamedTuple):
@@ -151,18 +148,3 @@ def _has_login_permissions(name: str, granted: Permissions) -> bool:
         return True
     reads_one = _CONSUMER_READ_PATTERN.fullmatch(granted.read) is not None
     return reads_one and granted._replace(read="") == for_consumer(name)._replace(read="")
-
-
-def _remove_users(report: Report, names: Sequence[str], lease: HeldLease) -> None:
-    """Record the removal of these users, then delete them, in batches."""
-    for batch in batches(names):
-        with transaction.atomic():
-            lease.renew()
-            ids = removals.reserve([Removal(kind=Removal.Kind.USER, name=name) for name in batch])
-        outcome = removals.run(ids)
-        report.users += outcome.removed
-        for error in outcome.errors:
-            report.add_error(error)
-        if outcome.unreachable:
-            report.away = True
-            return

@@ -1,47 +1,37 @@
-"""The queues that agents registered, for the monitor's passes."""
+"""The queues that agents registered: the provider for passes that ``queues.guard.registered`` describes."""
 
 from collections.abc import Collection
 
-from agents.models import AgentVhost, Consumer, Registration, SubscriptionQueue
-from agents.removal import handlers
-from agents.sweeps import repair
+from agents.models import REGISTERED, AgentVhost, Registration
+from agents.removal.handlers import pending as pending_removals
+from agents.sweeps.repair import repair_after_pass as declare_missing
 from core import bulk
 from rabbit import names
 
-
-def registered_queues() -> dict[tuple[str, str], int]:
-    """Return the owner's id of each queue that agents registered, by (vhost, name), in three statements.
-
-    The dead-letter queues of the agents' vhosts are included.
-    """
-    queues = SubscriptionQueue.objects.order_by().values_list("vhost", "queue_name", "subscription__owner_id")
-    consumers = Consumer.objects.order_by().values_list("vhost", "queue_name", "identity__owner_id")
-    found = {(vhost, name): owner for rows in (queues, consumers) for vhost, name, owner in rows}
-    return found | {(vhost, names.DEAD_LETTER_QUEUE): owner for vhost, owner in agent_vhosts().items()}
+__all__ = ["declare_missing", "pending_removals", "queues", "record_missing", "vhosts"]
 
 
-def agent_vhosts() -> dict[str, int]:
-    """Return the owner's id of each agents' vhost that the broker has, in one statement."""
+def queues() -> dict[tuple[str, str], int]:
+    """Return the owner's id of each queue that agents registered, and of each dead-letter queue of their vhosts."""
+    found = {}
+    for model in REGISTERED:
+        rows = model._default_manager.order_by()
+        for vhost, name, owner in rows.values_list("vhost", "queue_name", f"{model.OWNER_FIELD}_id"):
+            found[vhost, name] = owner
+    return found | {(vhost, names.DEAD_LETTER_QUEUE): owner for vhost, owner in vhosts().items()}
+
+
+def vhosts() -> dict[str, int]:
     return dict(AgentVhost.objects.filter(ready=True).values_list("name", "owner_id"))
 
 
-def mark_vanished(names: Collection[tuple[str, str]]) -> None:
+def record_missing(names: Collection[tuple[str, str]]) -> None:
     """Record that the broker has lost these registered queues, given as (vhost, name), in two statements.
 
     The end of the pass, or the agent's next request, declares them again.
     """
     if not names:
         return
-    for model in (SubscriptionQueue, Consumer):
+    for model in REGISTERED:
         these = bulk.among(model, ("vhost", "queue_name"), list(names))
         model._default_manager.filter(these, state=Registration.READY).update(state=Registration.CREATING)
-
-
-class RegisteredByAgents:
-    """The provider of agents' queues for passes: see ``queues.guard.registered.RegisteredQueues``."""
-
-    vhosts = staticmethod(agent_vhosts)
-    queues = staticmethod(registered_queues)
-    pending_removals = staticmethod(handlers.pending)
-    record_missing = staticmethod(mark_vanished)
-    declare_missing = staticmethod(repair.repair_after_pass)

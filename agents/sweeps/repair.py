@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from accounts.models import Owner
-from agents.models import MAX_ERROR_LENGTH, AgentVhost, Consumer, Registration, SubscriptionQueue
+from agents.models import MAX_ERROR_LENGTH, REGISTERED, AgentVhost, Consumer, Registration, SubscriptionQueue
 from agents.registration import queues, vhosts
 from agents.sweeps.reports import REGISTRATION_GRACE
 from core import bulk
@@ -88,14 +88,14 @@ def repair_after_pass(missing: Collection[QueueName], management: Management, le
     owners = AgentVhost.objects.filter(name__in=[vhost for vhost, name in missing if name == DEAD_LETTER_QUEUE])
     what: list[Repairable] = [vhost.owner for vhost in owners.select_related("owner")] if missing else []
     now = timezone.now()
-    for model, owner in ((SubscriptionQueue, "subscription__owner"), (Consumer, "identity__owner")):
+    for model in REGISTERED:
         # A younger registration may still be in progress.
         due = Q(created__lt=now - REGISTRATION_GRACE)
         if missing:
             due |= Q(bulk.among(model, ("vhost", "queue_name"), list(missing)))
         failed = Q(last_error__startswith=NOT_DECLARED, last_error_at__gt=now - RETRY_INTERVAL)
         rows = model._default_manager.filter(due, state=Registration.CREATING).exclude(failed)
-        what += rows.select_related(owner).order_by("pk")
+        what += rows.select_related(model.OWNER_FIELD).order_by("pk")
     return repair(what, management, lease, SECONDS_PER_PASS).errors if what else []
 
 

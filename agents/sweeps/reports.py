@@ -15,8 +15,9 @@ from django.db.models import QuerySet
 
 from agents.models import Sweep
 from agents.sweeps import kinds
-from core import leases
+from core import leases, removals
 from core.leases import HeldLease, LeaseLost, LeaseTaken
+from core.models import Removal
 from notifications import enqueue
 from notifications.enqueue import Notice
 from notifications.models import Notification
@@ -91,6 +92,10 @@ class Report:
         logger.warning("%s: %s", self.kind, error)
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(error)
+
+    def add_kept(self, name: QueueName) -> None:
+        self.kept += 1
+        self.in_use.append(queue_as_json(name))
 
 
 def old_reports(now: datetime) -> QuerySet[Sweep]:
@@ -183,6 +188,25 @@ def _new_notices(report: Report) -> Iterator[Notice]:
                 "digest": digest,
             }
             yield Notice(kinds.ORPHANS_IN_USE, facts)
+
+
+def carry_out(report: Report, what: Sequence[Removal], lease: HeldLease) -> int:
+    """Record these removals, then carry them out, in batches. Return how many succeeded. A crash keeps the records."""
+    removed = 0
+    for batch in batches(what):
+        with transaction.atomic():
+            lease.renew()
+            ids = removals.reserve(batch)
+        outcome = removals.run(ids)
+        removed += outcome.removed
+        for name in outcome.kept:
+            report.add_kept(name)
+        for error in outcome.errors:
+            report.add_error(error)
+        if outcome.unreachable:
+            report.away = True
+            break
+    return removed
 
 
 def queue_as_json(name: QueueName) -> dict[str, str]:

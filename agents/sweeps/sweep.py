@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
 
-from django.db import transaction
 from django.utils import timezone
 
 from accounts.models import Owner
@@ -16,14 +15,13 @@ from agents.removal.handlers import pending
 from agents.sweeps.broker_view import BrokerView, observe
 from agents.sweeps.logins import reconcile_logins
 from agents.sweeps.repair import repair
-from agents.sweeps.reports import REGISTRATION_GRACE, Report, apply_brake, batches, deletion_limit, queue_as_json, run
-from core import broker, removals
+from agents.sweeps.reports import REGISTRATION_GRACE, Report, apply_brake, carry_out, deletion_limit, queue_as_json, run
+from core import broker
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit import amqp
 from rabbit.errors import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName, is_agents_queue, readable
-from rabbit.snapshot import ListedName
 
 
 def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collection[QueueName] | None = None) -> Report:
@@ -37,20 +35,18 @@ def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collectio
     return run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), partial(_sweep, only=confirmed), force)
 
 
-# The sweep
-
-
 def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
     """Sweep under this lease. Without a lease, only report what would be done."""
     try:
         view = observe(report, lease)
-        orphans = _select_confirmed(report, _orphans(view), only)
+        found = _orphans(view)
+        orphans = [name for name in found if only is None or name in only]
+        report.left_out = [queue_as_json(name) for name in found if only is not None and name not in only]
         if len(orphans) > deletion_limit(len(view.queues)) and not force:
             # A queue that was removed while it was listed looks like an orphan: it has neither a row nor a Removal. It
             # must not trigger the brake, so list again. Below the limit it only costs a DELETE that returns 404.
             view = observe(report, lease)
-            first_orphans = {(queue.vhost, queue.name) for queue in orphans}
-            orphans = [queue for queue in _orphans(view) if (queue.vhost, queue.name) in first_orphans]
+            orphans = sorted({*orphans}.intersection(_orphans(view)))
     except BrokerError as error:
         report.away = True
         report.add_error(str(error))
@@ -60,14 +56,15 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     apply_brake(report, force)
     missing, without_dlq = _missing(view, report.at), _vhosts_without_dlq(view)
     names = []
-    for queue in orphans:
-        if force or queue.type == "classic":
-            names.append((queue.vhost, queue.name))
+    for vhost, name in orphans:
+        queue_type = view.queues[vhost, name].type
+        if force or queue_type == "classic":
+            names.append((vhost, name))
         else:
-            _record_kept(report, (queue.vhost, queue.name))
+            report.add_kept((vhost, name))
             report.add_error(
-                f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, and the broker reports its "
-                "consumers too late. Check that it has none, then use --force"
+                f"{readable(name)} in {vhost} is a {queue_type} queue, and the broker reports its consumers too late. "
+                "Check that it has none, then use --force"
             )
     if names and view.incomplete_reason:
         report.add_error(f"{view.incomplete_reason}; no queue is deleted until the next sweep")
@@ -82,7 +79,9 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     if report.brake_held:
         report.would_delete = [queue_as_json(name) for name in names]
     else:
-        _remove(report, names, lease, force)
+        kind = Removal.Kind.QUEUE
+        what = [Removal(kind=kind, vhost=vhost, name=name, if_unused=not force) for vhost, name in names]
+        report.deleted = carry_out(report, what, lease)
     if not report.away:
         owners = Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in without_dlq])
         repaired = repair([*owners, *missing], view.management, lease)
@@ -92,27 +91,14 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     reconcile_logins(report, view, lease, force, names)
 
 
-def _orphans(view: BrokerView) -> list[ListedName]:
+def _orphans(view: BrokerView) -> list[QueueName]:
     """Return the queues without a row, except those that are being removed already."""
-    orphans = [
-        queue
+    orphans = {
+        name
         for name, queue in view.queues.items()
         if queue.vhost in view.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in view.rows
-    ]
-    leaving = pending() if orphans else set()
-    return sorted(queue for queue in orphans if (queue.vhost, queue.name) not in leaving)
-
-
-def _select_confirmed(
-    report: Report, orphans: list[ListedName], only: Collection[QueueName] | None
-) -> list[ListedName]:
-    """Return the confirmed orphans, or all without a confirmation, and report the others as ``left_out``."""
-    if only is None:
-        return orphans
-    report.left_out = [
-        queue_as_json((queue.vhost, queue.name)) for queue in orphans if (queue.vhost, queue.name) not in only
-    ]
-    return [queue for queue in orphans if (queue.vhost, queue.name) in only]
+    }
+    return sorted(orphans - pending()) if orphans else []
 
 
 def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consumer]:
@@ -129,9 +115,8 @@ def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consume
             lacking.setdefault(row.model, []).append(row.id)
     missing: list[SubscriptionQueue | Consumer] = []
     for model, ids in lacking.items():
-        owner = "subscription__owner" if model is SubscriptionQueue else "identity__owner"
         rows = model._default_manager.filter(pk__in=ids, created__lt=at - REGISTRATION_GRACE)
-        missing += rows.select_related(owner).order_by("pk")
+        missing += rows.select_related(model.OWNER_FIELD).order_by("pk")
     return missing
 
 
@@ -149,30 +134,6 @@ def _preview(report: Report, names: Sequence[QueueName], force: bool) -> None:
     depths = {} if force else amqp.declare_passively(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
-            _record_kept(report, name)
+            report.add_kept(name)
         else:
             report.would_delete.append(queue_as_json(name))
-
-
-def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force: bool) -> None:
-    """Record the removal of these queues, then delete them, in batches. After a crash, the removals are resumed."""
-    for batch in batches(names):
-        with transaction.atomic():
-            lease.renew()
-            ids = removals.reserve(
-                [Removal(kind=Removal.Kind.QUEUE, vhost=vhost, name=name, if_unused=not force) for vhost, name in batch]
-            )
-        outcome = removals.run(ids)
-        report.deleted += outcome.removed
-        for name in outcome.kept:
-            _record_kept(report, name)
-        for error in outcome.errors:
-            report.add_error(error)
-        if outcome.unreachable:
-            report.away = True
-            return
-
-
-def _record_kept(report: Report, name: QueueName) -> None:
-    report.kept += 1
-    report.in_use.append(queue_as_json(name))

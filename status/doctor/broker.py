@@ -154,7 +154,7 @@ def agents_on_broker() -> tuple[set[str], bool]:
     """Return the agents' vhosts, and whether agents registered queues; none if the database can't be read."""
     try:
         has_agents = EventSubscription.objects.exists() or Consumer.objects.exists()
-        return set(registered.agent_vhosts()), has_agents
+        return set(registered.vhosts()), has_agents
     except Error:
         return set(), False
 

@@ -15,7 +15,7 @@ from notifications.models import Notification
 from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
 from tests.site.test_commands import run
-from tests.support.toolbox import AWAY, sent, wait_until
+from tests.support.toolbox import AWAY, sent, url_for, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -67,7 +67,7 @@ def test_pulse_users_without_an_owner_are_listed_with_queues_and_messages(
     amqp.queue(f"queue/{busy}/b/c", 4)
     amqp.queue("queue/nobody/a", 1)
     management.set_permissions(guarded, busy, FULL_ACCESS)
-    connected = Amqp(f"amqp://{busy}:secret@{broker.amqp_url.rpartition('@')[2]}", guarded)
+    connected = Amqp(url_for(broker, busy, "secret"), guarded)
     try:
         rows = wait_for_connection(
             lambda: {row["username"]: row for row in csv.DictReader(run_command()[0].splitlines())}, busy

@@ -2,9 +2,8 @@
 
 import uuid
 from datetime import timedelta
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
-import pika
 import pytest
 from django.utils import timezone
 from pika.exceptions import AMQPConnectionError
@@ -12,8 +11,9 @@ from pika.exceptions import AMQPConnectionError
 from accounts.models import Owner, PulseUser
 from accounts.pulse_users import thresholds, withdrawal
 from rabbit.errors import NotOnBroker
+from tests.conftest import Amqp
 from tests.support.api import Program, Visitor
-from tests.support.toolbox import calling_first, wait_until
+from tests.support.toolbox import calling_first, url_for, wait_until
 
 # Pulse users
 
@@ -112,9 +112,7 @@ def test_a_change_with_one_invalid_field_changes_nothing(alice, shared_pulse_use
 def test_connections_are_listed_and_closed(alice, name, broker, guarded):
     program = Program(alice)
     password = program.post("pulse-users/", {"username": name}).json()["password"]
-    parts = urlsplit(broker.amqp_url)
-    url = f"amqp://{name}:{password}@{parts.hostname}:{parts.port}/{guarded}"
-    opened = pika.BlockingConnection(pika.URLParameters(url))
+    opened = Amqp(url_for(broker, name, password), guarded).connection
     wait_until(lambda: program.get(f"pulse-users/{name}/connections/").json())
     answer = program.get(f"pulse-users/{name}/connections/")
     assert answer["X-Result-Count"] == "1"

@@ -32,8 +32,9 @@ from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, Permissions
+from tests.accounts.test_adopt_broker import owners_by_pulse_user
 from tests.conftest import Amqp
-from tests.support.toolbox import Killed, calling_first, queue_names
+from tests.support.toolbox import Killed, calling_first, queue_names, url_for
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -157,10 +158,6 @@ def notes(report):
     return {step["name"]: " ".join(step["notes"]) for step in report["steps"]}
 
 
-def owners_by_pulse_user():
-    return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
-
-
 def all_rows():
     models = (Owner, PulseUser, PulseUser.owners.through, Vouching, EmailAddress, Queue, QueueEvent, Notification)
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
@@ -169,8 +166,7 @@ def all_rows():
 def test_owners_pulse_users_and_flags_are_imported_once_without_changing_the_broker(
     usernames, source, broker, guarded, management
 ):
-    address = broker.amqp_url.rpartition("@")[2]
-    connected = Amqp(f"amqp://{usernames[0]}:secret@{address}", guarded)
+    connected = Amqp(url_for(broker, usernames[0], "secret"), guarded)
     before, rows = (management.users(), management.all_permissions()), all_rows()
     planned = run_import(source.url)
     assert (planned["applied"], all_rows()) == (False, rows)

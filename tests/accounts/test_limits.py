@@ -20,17 +20,10 @@ from message_store.store import store
 from tests.support.api import Program, Visitor
 from tests.support.toolbox import in_parallel
 
-pytestmark = pytest.mark.sqlite
+pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("middle_of_an_interval")]
 
 THREE = RateLimit("tries", 3, 60)
 WRONG = {"Authorization": f"Token {'0' * 64}"}
-
-
-@pytest.fixture(autouse=True)
-def middle_of_an_interval():
-    """Let no interval of a limit end within a test."""
-    with time_machine.travel(timezone.now().replace(minute=30, second=20)):
-        yield
 
 
 def count_allowed(limit, who):

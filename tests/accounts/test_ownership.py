@@ -8,7 +8,6 @@ import pytest
 import time_machine
 from django.core.exceptions import ValidationError
 from django.db.models import F
-from django.test import Client
 from django.utils import timezone
 
 from accounts.access import vouching
@@ -24,7 +23,7 @@ from notifications.kinds import Obsolete
 from notifications.mails import compose
 from notifications.models import Notification
 from rabbit.management import Management
-from tests.support.api import Program
+from tests.support.api import Program, Visitor
 from tests.support.toolbox import AWAY, calling_first, can_log_in, in_parallel, sent, wait_until
 
 DAY = timedelta(days=1)
@@ -53,12 +52,6 @@ def invitation(pulse_user, alice, bob):
 def on_broker(guarded, name, alice, bob):
     """Return a Pulse user of Alice and Bob on the broker, and its password."""
     return creation.create_pulse_user(name, [alice, bob])
-
-
-def signed_in(owner):
-    client = Client()
-    client.force_login(owner)
-    return client
 
 
 def mails_to(owner):
@@ -445,7 +438,7 @@ def test_the_invitation_mail_links_to_the_page_and_is_not_sent_after_a_withdrawa
 def test_an_invitation_is_answered_on_its_page_by_post_only_and_the_inviter_is_notified(
     pulse_user, alice, bob, invitation, away, answer, subject
 ):
-    client = signed_in(bob)
+    client = Visitor(bob).client
     path = f"/invitations/{invitation.uuid}/"
     assert path in client.get("/pulse-users/").text
     for method in ("get", "head"):
@@ -459,7 +452,7 @@ def test_an_invitation_is_answered_on_its_page_by_post_only_and_the_inviter_is_n
 
 
 def test_an_owner_invites_and_withdraws_on_the_pulse_users_page(pulse_user, alice, bob, away):
-    client = signed_in(alice)
+    client = Visitor(alice).client
     invited = client.post("/pulse-users/alice/owners/", {"email": "Bob@Example.org"}, follow=True)
     assert "bob@example.org is invited" in invited.text
     invitation = Invitation.objects.get()
@@ -470,7 +463,7 @@ def test_an_owner_invites_and_withdraws_on_the_pulse_users_page(pulse_user, alic
 
 
 def test_an_invitee_who_lost_access_cannot_accept_and_sees_why(pulse_user, alice, bob, invitation):
-    client = signed_in(bob)
+    client = Visitor(bob).client
     Owner.objects.filter(pk=bob.pk).update(vouched=False)
     page = client.post(f"/invitations/{invitation.uuid}/", {"accept": "1"})
     assert page.status_code == 403
@@ -481,7 +474,7 @@ def test_an_invitee_who_lost_access_cannot_accept_and_sees_why(pulse_user, alice
 def test_removing_an_owner_offers_a_new_password_ticked(on_broker, alice, bob, broker, guarded):
     pulse_user, password = on_broker
     name = pulse_user.username
-    client = signed_in(alice)
+    client = Visitor(alice).client
     path = f"/pulse-users/{name}/owners/{bob.uuid}/remove/"
     assert path in client.get(f"/pulse-users/{name}/").text
     page = client.get(path)
@@ -499,7 +492,7 @@ def test_removing_an_owner_offers_a_new_password_ticked(on_broker, alice, bob, b
 
 def test_removing_an_owner_without_the_tick_keeps_the_password(on_broker, alice, bob, broker, guarded):
     pulse_user, password = on_broker
-    client = signed_in(alice)
+    client = Visitor(alice).client
     page = client.post(f"/pulse-users/{pulse_user.username}/owners/{bob.uuid}/remove/", follow=True)
     assert "bob@example.org is no longer an owner" in page.text
     assert "may know the password" in page.text
@@ -509,7 +502,7 @@ def test_removing_an_owner_without_the_tick_keeps_the_password(on_broker, alice,
 def test_without_the_broker_an_owner_is_removed_and_the_page_says_that_the_password_is_not_changed(
     shared, alice, bob, away
 ):
-    page = signed_in(alice).post(f"/pulse-users/shared/owners/{bob.uuid}/remove/", {"new_password": "on"})
+    page = Visitor(alice).client.post(f"/pulse-users/shared/owners/{bob.uuid}/remove/", {"new_password": "on"})
     assert page.status_code == 503
     assert "bob@example.org is no longer an owner of shared." in page.text
     assert "We don&#x27;t know whether the password was changed." in page.text
@@ -517,7 +510,7 @@ def test_without_the_broker_an_owner_is_removed_and_the_page_says_that_the_passw
 
 
 def test_an_owner_who_leaves_gets_no_new_password(shared, alice, bob, away):
-    client = signed_in(bob)
+    client = Visitor(bob).client
     path = f"/pulse-users/shared/owners/{bob.uuid}/remove/"
     assert "new_password" not in client.get(path).text
     left = client.post(path, {"new_password": "on"})
@@ -527,7 +520,7 @@ def test_an_owner_who_leaves_gets_no_new_password(shared, alice, bob, away):
 
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_removing_somebody_who_is_no_owner_says_so(shared, alice, carol, away, method):
-    page = getattr(signed_in(alice), method)(f"/pulse-users/shared/owners/{carol.uuid}/remove/", follow=True)
+    page = getattr(Visitor(alice).client, method)(f"/pulse-users/shared/owners/{carol.uuid}/remove/", follow=True)
     assert "is not an owner" in page.text
 
 
@@ -539,7 +532,7 @@ def test_an_owner_who_is_removed_while_the_broker_is_asked_deletes_no_pulse_user
     name = pulse_user.username
     with calling_first(removal, "_tags", partial(remove_owner, pulse_user, bob, by=alice)):
         if by == "page":
-            page = signed_in(bob).post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+            page = Visitor(bob).client.post(f"/pulse-users/{name}/delete/", {"typed": name}, follow=True)
             assert f"{name} is no longer yours. Nothing was deleted." in page.text
         else:
             assert Program(bob).delete(f"pulse-users/{name}/").status_code == 404
@@ -563,7 +556,7 @@ def test_a_pulse_user_is_handed_over_with_consent_and_a_new_password(guarded, na
     assert handed_over["password_exposed_at"]
     mail = compose(Notification.objects.get(recipient=bob.email, kind="owner-left"))
     assert mail.subject == f"[Guardian] alice@example.org no longer owns {name}: set a new password"
-    client = signed_in(bob)
+    client = Visitor(bob).client
     page = client.get(f"/pulse-users/{name}/")
     assert "An owner left or was deactivated on" in page.text
     assert re.search(r'name="close_connections"[^>]*>', page.text)

@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
-from urllib.parse import quote, urlsplit
 
 import pika
 import pytest
@@ -45,7 +44,8 @@ from rabbit.amqp import Session
 from rabbit.errors import BrokerError, BrokerUnavailable
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE
-from tests.support.agents import make_removals_due
+from tests.conftest import Amqp
+from tests.support.agents import make_removals_due, run_removals
 from tests.support.counting import counted_requests
 from tests.support.proxy import Proxy
 from tests.support.toolbox import (
@@ -58,6 +58,7 @@ from tests.support.toolbox import (
     in_parallel,
     raising,
     stored_queue,
+    url_for,
     wait_until_blocked,
 )
 
@@ -96,9 +97,7 @@ def write_due(kind, *names, vhost=""):
 @contextmanager
 def logged_in(broker, vhost, username, key):
     """Give an open connection of a RabbitMQ user."""
-    address = urlsplit(broker.amqp_url)
-    login = f"amqp://{username}:{key}@{address.hostname}:{address.port}/{quote(vhost, safe='')}"
-    opened = pika.BlockingConnection(pika.URLParameters(login))
+    opened = Amqp(url_for(broker, username, key), vhost).connection
     try:
         yield opened
     finally:
@@ -486,8 +485,7 @@ def test_a_removal_that_breaks_the_broker_does_not_block_others(registered, agen
     with monkeypatch.context() as patch:
         patch.setattr(Management, "delete_user", failing)
         registered.subscription.delete()
-        make_removals_due()
-        removals.run_due(50)
+        run_removals()
         # A minute later all others are due, but not this one.
         Removal.objects.update(due_at=F("due_at") - timedelta(seconds=65))
         removals.run_due(50)
@@ -508,14 +506,12 @@ def test_a_refused_removal_is_recorded_and_retried(registered, agents, broker, c
         assert registered.queue.queue_name in caplog.text
         waits = []
         for _ in range(3):
-            make_removals_due()
-            removals.run_due(50)
+            run_removals()
             removal.refresh_from_db()
             waits.append(round((removal.due_at - timezone.now()).total_seconds() / 60))
         assert waits == [2, 4, 5]
     assert on_broker(agents, registered)[0] == {registered.consumer.queue_name}
-    make_removals_due()
-    assert removals.run_due(50) == 1
+    assert run_removals() == 1
 
 
 def test_removals_survive_a_database_outage(registered, caplog):
@@ -547,8 +543,7 @@ def test_removals_of_a_process_killed_halfway_are_finished_after_the_claim(regis
     assert removals.run_due(50) == 0
     soonest = timezone.now() + timedelta(seconds=locks.lock_seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
-    make_removals_due()
-    assert removals.run_due(50) == 3
+    assert run_removals() == 3
     there.refresh_from_db()
     assert there.state == "gone"
 
@@ -635,8 +630,7 @@ def test_a_locked_user_is_removed_later(registered, agents):
         registered.subscription.delete()
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
         assert registered.username in agents.users()
-    make_removals_due()
-    assert removals.run_due(50) == 1
+    assert run_removals() == 1
     assert registered.username not in agents.users()
 
 

@@ -287,13 +287,6 @@ def test_an_address_is_normalised(client, mailbox, typed, known):
     assert is_signed_in(client)
 
 
-@pytest.fixture
-def middle_of_an_interval():
-    """Let no interval of a limit end within a test."""
-    with time_machine.travel(timezone.now().replace(minute=30, second=20)) as traveller:
-        yield traveller
-
-
 def codes_sent(addresses, network="192.0.2.1"):
     """Request a code for each of these addresses from a network, and return how many were sent."""
     return [request_code(Client(REMOTE_ADDR=network), address).status_code for address in addresses].count(302)

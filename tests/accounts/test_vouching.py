@@ -25,7 +25,7 @@ from accounts.pulse_users.withdrawal import withdraw
 from accounts.signing_in.owners import get_or_create_owner, mark_address_verified
 from core.refusals import Refusal
 from tests.conftest import Amqp
-from tests.support.toolbox import in_parallel
+from tests.support.toolbox import in_parallel, url_for
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -233,7 +233,7 @@ def test_withdrawing_access_can_remove_tokens_and_pulse_users(guarded, broker, b
     shared, _ = create_pulse_user(names[1], [bob, carol])
     create_token(bob, "bob's")
     create_token(carol, "carol's")
-    Amqp(f"amqp://{names[0]}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded).queue(f"queue/{names[0]}/q")
+    Amqp(url_for(broker, names[0], password), guarded).queue(f"queue/{names[0]}/q")
     withdraw(bob, operator, remove=True)
     assert list(PulseUser.objects.all()) == [shared]
     assert list(shared.owners.all()) == [carol]

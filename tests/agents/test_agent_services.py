@@ -4,7 +4,6 @@ import json
 import subprocess
 import uuid
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,12 @@ from waldur_api_client.api.marketplace_site_agent_identities import marketplace_
 from waldur_api_client.api.marketplace_site_agent_services import marketplace_site_agent_services_cleanup_stale
 from waldur_api_client.models.cleanup_request_request import CleanupRequestRequest
 
-from accounts.models import Owner
 from agents.models import AgentIdentity, AgentService, EventSubscription, Offering
 from agents.services import services
-from core.refusals import Refusal
 from guardian_site.version import __version__
 from tests.support.api import Program
 from tests.support.plugin import ROOT
-from tests.support.toolbox import call_before, in_parallel
+from tests.support.toolbox import call_before
 
 PATH = "marketplace-site-agent-identities/"
 SERVICES = "marketplace-site-agent-services/"
@@ -89,15 +86,6 @@ def test_an_owner_has_at_most_so_many_services_and_processors(agent, identity, s
     paths = [f"{SERVICES}{uuid}/register_processor/" for uuid in services]
     assert [agent.post(path, processor).status_code for path in (*paths, paths[0])] == [201, 201, 200]
     assert agent.post(paths[0], {**processor, "name": "one too many"}).status_code == 400
-
-
-def test_concurrent_registrations_of_services_do_not_exceed_the_quota(transactional_db, settings):
-    settings.GUARDIAN_MAX_SUBSCRIPTIONS = 3
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    identity = AgentIdentity.objects.create(owner=owner, offering=Offering.objects.create(name="x"), name="cellar")
-    outcomes = in_parallel(*[partial(services.register_service, identity, f"s{one}", "") for one in range(8)])
-    assert sum(isinstance(outcome, Refusal) for outcome in outcomes) == 5
-    assert AgentService.objects.count() == 3
 
 
 def test_a_report_about_a_service_that_was_deleted_meanwhile_is_404(agent, identity, monkeypatch):

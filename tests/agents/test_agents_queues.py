@@ -2,9 +2,7 @@
 
 import contextlib
 from datetime import timedelta
-from urllib.parse import urlsplit
 
-import pika
 import pytest
 from django.utils import timezone
 from pika.exceptions import AMQPError
@@ -22,7 +20,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.support.agents import NewAgent
 from tests.support.faults import once_before
-from tests.support.toolbox import call_before, in_background, queue_events, wait_until, wait_until_blocked
+from tests.support.toolbox import call_before, in_background, queue_events, url_for, wait_until, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -175,9 +173,7 @@ def log_in(broker, agent):
     opened = []
 
     def connect(login, vhost):
-        url = urlsplit(broker.amqp_url)
-        address = f"amqp://{login.rmq_username}:{agent.presented.key}@{url.hostname}:{url.port}/{vhost}"
-        opened.append(pika.BlockingConnection(pika.URLParameters(address)))
+        opened.append(Amqp(url_for(broker, login.rmq_username, agent.presented.key), vhost).connection)
         return opened[-1]
 
     yield connect

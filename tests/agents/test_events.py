@@ -17,7 +17,6 @@ from agents.events import publishing
 from agents.events.publishing import InvalidPayload, Published, publish
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core import broker
-from core.refusals import Refusal
 from queues.models import QueueEvent
 from rabbit import arguments
 from rabbit.errors import BrokerUnavailable
@@ -144,17 +143,14 @@ def test_a_number_of_any_size_arrives_unchanged(create_subscription_queue, offer
 def test_an_event_without_subscribers_is_published_to_nobody(offering, settings):
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
     published = publish(offering, "order", {})
-    assert published.as_json() == {
-        "message_id": published.message_id, "delivered": 0, "skipped": 0, "rejected": 0, "unreachable": 0, "gone": 0,
-    }  # fmt: skip
+    assert published == Published(published.message_id)
 
 
 def test_a_given_message_id_is_used(create_subscription_queue, offering, take):
     create_subscription_queue("one")
     given = uuid.uuid4()
-    for form in (given, str(given), given.hex):
-        assert publish(offering, "order", {}, message_id=form).message_id == given.hex
-        assert take("one")[0].message_id == given.hex
+    assert publish(offering, "order", {}, message_id=given).message_id == given.hex
+    assert take("one")[0].message_id == given.hex
 
 
 def test_queues_being_created_are_skipped_logged_and_recorded(
@@ -318,12 +314,6 @@ def test_the_largest_payload_arrives(create_subscription_queue, offering):
     assert publish(offering, "order", {"a": "x" * (publishing.MAX_PAYLOAD_BYTES - around)}).delivered == 1
 
 
-@pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
-def test_an_invalid_message_id_is_refused(offering, message_id):
-    with pytest.raises(Refusal, match="must be a UUID"):
-        publish(offering, "order", {}, message_id=message_id)
-
-
 # Without the broker
 
 
@@ -354,18 +344,18 @@ def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
         management.declare_queue("/", name)
     for name in ("one", "hung", "gone"):
         create_subscription_queue(name, there=False, vhost="/")
-    given = uuid.uuid4().hex
+    given = uuid.uuid4()
     set_timeouts(seconds=1)
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     guarded_node.eval(f"sys:suspend({pid}).")
     began = time.monotonic()
-    with pytest.raises(OutcomeUnknown, match=given) as raised:
+    with pytest.raises(OutcomeUnknown, match=given.hex) as raised:
         publish(offering, "order", {}, message_id=given)
     assert time.monotonic() - began < 4
     assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
     assert recorded_events() == [("gone", "skipped", 1, publishing.MISSING)]
     guarded_node.eval(f"sys:resume({pid}).")
-    assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
+    assert publish(offering, "order", {}, message_id=given) == Published(given.hex, delivered=2, gone=1)
 
 
 def test_during_a_memory_alarm_the_outcome_is_unknown_within_the_timeout(

@@ -28,7 +28,7 @@ from rabbit.errors import BrokerUnavailable
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
 from tests.conftest import Amqp
-from tests.support.agents import RegisteredAgent, backdate_registrations, lose_registrations, make_removals_due
+from tests.support.agents import RegisteredAgent, backdate_registrations, lose_registrations, run_removals
 from tests.support.counting import counted_requests
 from tests.support.proxy import http_answer
 from tests.support.toolbox import (
@@ -488,8 +488,7 @@ def test_removals_of_an_interrupted_or_killed_sweep_are_done_later(agent, manage
     with raising(removals, "run", Killed), pytest.raises(Killed):
         sweep_orphans()
     assert sweep_orphans().found == 0
-    make_removals_due()
-    assert removals.run_due(50) == 4
+    assert run_removals() == 4
     assert agent.names == agent.registered
 
 

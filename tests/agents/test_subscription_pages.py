@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import pika
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from accounts.access.tokens import create_token
@@ -21,9 +20,9 @@ from queues.models import Queue, QueueEvent
 from rabbit.permissions import for_subscription
 from tests.conftest import Amqp
 from tests.support.agents import make_agent, make_consumer, make_subscription, store_queue_row
-from tests.support.api import Program
+from tests.support.api import Program, Visitor
 from tests.support.proxy import Proxy
-from tests.support.toolbox import AWAY, queue_names, wait_until
+from tests.support.toolbox import AWAY, queue_names, url_for, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -35,12 +34,6 @@ def compute(alice, bob):
     offering = Offering.objects.create(name="Compute")
     offering.members.add(alice, bob)
     return offering
-
-
-def client_of(owner):
-    client = Client()
-    client.force_login(owner)
-    return client
 
 
 def text_of(page):
@@ -69,7 +62,7 @@ def test_an_owner_sees_agents_with_types_queues_and_lengths(alice, compute):
     storage = Offering.objects.create(name="Storage")
     subscription = make_subscription(alice, identity, "order", [compute, storage])
     queue = store_queue_row(subscription.queues.get(offering=compute))
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     assert agents_on(page) == ["agent-1"]
     text = text_of(page)
     assert "Offering Compute · version 1.0.5 · last restarted 2026-03-04" in text
@@ -80,9 +73,9 @@ def test_an_owner_sees_agents_with_types_queues_and_lengths(alice, compute):
     assert f'href="/queues/{queue.uuid}/"' in page.text
     assert "not listed yet" in theirs
     Queue.objects.filter(pk=queue.pk).update(ready=None)
-    assert "unknown" in rows_of(client_of(alice).get("/agents/"))[0]
+    assert "unknown" in rows_of(Visitor(alice).client.get("/agents/"))[0]
     Queue.objects.filter(pk=queue.pk).update(state="gone")
-    assert "not listed yet" in rows_of(client_of(alice).get("/agents/"))[0]
+    assert "not listed yet" in rows_of(Visitor(alice).client.get("/agents/"))[0]
     assert alice.email not in page.text.partition("<main")[2]
 
 
@@ -91,7 +84,7 @@ def test_subscriptions_without_an_agent_and_consumers_show_their_types(alice, co
     make_subscription(alice, observable_objects=[{"object_type": "order"}, {"object_type": "resource"}, "odd"])
     make_consumer(make_agent(alice, compute, "all"))
     make_consumer(make_agent(alice, compute, "some"), ["order", "user_role"])
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     assert "By hand" in agents_on(page)
     everything, some, nothing_yet, by_hand = rows_of(page)
     assert everything.startswith("all types consumer_")
@@ -102,7 +95,7 @@ def test_subscriptions_without_an_agent_and_consumers_show_their_types(alice, co
 
 def test_a_queue_in_creation_says_so(alice, compute):
     make_subscription(alice, make_agent(alice, compute), offerings=[compute], state="creating")
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     [row] = rows_of(page)
     assert "being created" in row
     assert "not connected" in row
@@ -117,19 +110,19 @@ def test_a_queue_shows_whether_it_is_read_and_what_happened_last(alice, compute)
     at = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
     failed = {"last_error": "The queue got no event: it is full.", "last_error_at": at}
     Consumer.objects.update(**failed, last_delivered_at=at)
-    [row] = rows_of(client_of(alice).get("/agents/"))
+    [row] = rows_of(Visitor(alice).client.get("/agents/"))
     assert "no consumer: nobody reads the queue Last delivery 2026-03-04" in row
     assert "Last error 2026-03-04 : The queue got no event: it is full." in row
     assert "blocked" not in row
     Queue.objects.filter(pk=listed.pk).update(consumers=2, ready=10_000)
-    [row] = rows_of(client_of(alice).get("/agents/"))
+    [row] = rows_of(Visitor(alice).client.get("/agents/"))
     assert f"Delivery is blocked. {delivery.FULL} 2 consumers" in row
 
 
 def test_an_agent_shows_its_services_and_processors(alice, compute):
     service, _ = services.register_service(make_agent(alice, compute), "orders", "order_process")
     services.register_processor(service, "slurm", "SLURM", "23.11")
-    text = text_of(client_of(alice).get("/agents/"))
+    text = text_of(Visitor(alice).client.get("/agents/"))
     assert "1 service reported by the agent" in text
     assert "orders mode order_process active" in text
     assert "slurm SLURM 23.11 , last run just now" in text
@@ -138,11 +131,11 @@ def test_an_agent_shows_its_services_and_processors(alice, compute):
 def test_a_subscription_without_a_token_says_so(alice, compute):
     token, _ = create_token(alice, "agent")
     make_subscription(alice, make_agent(alice, compute, "with"), offerings=[compute], token=token)
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     assert "no valid token" not in page.text
     assert "can't connect" not in page.text
     make_subscription(alice, make_agent(alice, compute, "without"), offerings=[compute])
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     assert ["no valid token" in row for row in rows_of(page)] == [False, True]
     assert "can't connect" in page.text
 
@@ -153,7 +146,7 @@ def test_names_are_escaped(alice, compute):
     identity = make_agent(alice, compute, ODD, version=ODD[:90])
     make_subscription(alice, identity, description=ODD, offerings=[compute])
     for address in (f"/agents/?search={ODD[:8]}", f"/agents/{identity.uuid}/remove/"):
-        page = client_of(alice).get(address)
+        page = Visitor(alice).client.get(address)
         assert page.status_code == 200
         assert "<script>alert" not in page.text
 
@@ -163,7 +156,7 @@ def test_an_agent_with_many_queues_links_to_the_rest(alice, compute):
     identity = make_agent(alice, compute)
     subscription = make_subscription(alice, identity, "order", offerings)
     make_subscription(alice, identity, "resource", offerings[:3])
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     rows = rows_of(page)
     assert "and 70 more queues" in rows[50]
     assert f"?search=subscription_{subscription.uuid.hex}" in page.text
@@ -177,9 +170,9 @@ def test_an_owner_sees_own_agents_and_an_operator_all(alice, bob, operator, comp
     make_agent(alice, compute, "alice's")
     make_agent(bob, compute, "bob's")
     make_subscription(bob, description="bob's other")
-    assert agents_on(client_of(alice).get("/agents/")) == ["alice's"]
-    assert agents_on(client_of(bob).get("/agents/")) == ["bob's", "bob's other"]
-    page = client_of(operator).get("/agents/")
+    assert agents_on(Visitor(alice).client.get("/agents/")) == ["alice's"]
+    assert agents_on(Visitor(bob).client.get("/agents/")) == ["bob's", "bob's other"]
+    page = Visitor(operator).client.get("/agents/")
     assert agents_on(page) == ["alice's", "bob's", "bob's other"]
     assert text_of(page).count("owner bob@example.org") == 2
 
@@ -212,7 +205,7 @@ def test_an_operator_searches_by_any_name_or_id(alice, bob, operator, compute, s
         queue=subscription.queues.get().queue_name, consumer=consumer.queue_name, user=consumer.rmq_username,
         alone=alone.uuid,
     )  # fmt: skip
-    page = client_of(operator).get("/agents/", {"search": query})
+    page = Visitor(operator).client.get("/agents/", {"search": query})
     assert agents_on(page) == found
     if not found:
         assert "No agent's name, offering or queues contain" in page.text
@@ -221,7 +214,7 @@ def test_an_operator_searches_by_any_name_or_id(alice, bob, operator, compute, s
 def test_many_agents_are_paginated(alice, compute):
     for number in range(25):
         make_agent(alice, compute, f"agent-{number:02}")
-    client = client_of(alice)
+    client = Visitor(alice).client
     assert agents_on(client.get("/agents/")) == [f"agent-{number:02}" for number in range(20)]
     assert agents_on(client.get("/agents/?page=2")) == [f"agent-{number:02}" for number in range(20, 25)]
 
@@ -238,8 +231,7 @@ def online(alice, compute, broker, management):
     management.put_user(subscription.rmq_username, "a-token")
     try:
         management.set_permissions(vhost, subscription.rmq_username, for_subscription(subscription.uuid.hex))
-        address = f"amqp://{subscription.rmq_username}:a-token@{broker.amqp_url.rpartition('@')[2]}"
-        connected = Amqp(address, vhost).connection
+        connected = Amqp(url_for(broker, subscription.rmq_username, "a-token"), vhost).connection
         wait_until(lambda: management.clients(vhost))  # the list is up to five seconds old
         subscription.connected = connected
         yield subscription
@@ -255,7 +247,7 @@ def test_without_the_broker_connections_are_unknown(alice, operator, compute, se
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     store_queue_row(make_subscription(alice, make_agent(alice, compute), offerings=[compute]).queues.get())
     for owner in (alice, operator):
-        page = client_of(owner).get("/agents/")
+        page = Visitor(owner).client.get("/agents/")
         assert page.status_code == 200
         [row] = rows_of(page)
         assert " 3 " in row
@@ -268,7 +260,7 @@ def test_without_the_broker_connections_are_unknown(alice, operator, compute, se
 
 def test_without_an_agent_the_page_explains_registration(alice, compute, settings):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
-    page = client_of(alice).get("/agents/")
+    page = Visitor(alice).client.get("/agents/")
     assert "No agent has registered yet." in page.text
     assert 'href="/tokens/"' in page.text
     path, body = re.search(r"https://guardian.example.org/api/(\S+) --json '(.*?)'", html.unescape(page.text)).groups()
@@ -279,11 +271,11 @@ def test_without_an_agent_the_page_explains_registration(alice, compute, setting
 
 def test_without_an_offering_or_access_the_page_says_to_ask_for_it(guarded):
     dora = Owner.objects.create_user("dora@example.org", vouched=True)
-    page = client_of(dora).get("/agents/")
+    page = Visitor(dora).client.get("/agents/")
     assert "Ask an operator to add you to one." in page.text
     assert "Offerings that you may subscribe to" not in page.text
     Owner.objects.update(vouched=False)
-    page = client_of(dora).get("/agents/")
+    page = Visitor(dora).client.get("/agents/")
     assert "You need access before your agent can register" in page.text
     assert "curl" not in page.text
 
@@ -303,7 +295,7 @@ def test_an_agent_or_subscription_without_messages_is_removed_by_one_click(alice
         "subscription": (subscription, f"/agents/subscriptions/{subscription.uuid}/remove/"),
         "consumer": (consumer, f"/agents/consumers/{consumer.uuid}/remove/"),
     }[what]
-    client = client_of(alice)
+    client = Visitor(alice).client
     assert address in client.get("/agents/").text
     page = client.get(address)
     assert 'name="typed"' not in page.text
@@ -326,7 +318,7 @@ def test_a_removal_that_may_lose_messages_needs_the_typed_name(alice, compute, r
     identity = make_agent(alice, compute, "my agent")
     store_queue_row(make_subscription(alice, identity, offerings=[compute]).queues.get(), ready=ready)
     address = f"/agents/{identity.uuid}/remove/"
-    client = client_of(alice)
+    client = Visitor(alice).client
     page = client.get(address)
     assert ("Messages in them 3" in text_of(page)) is (ready == 3)
     assert ("Messages in them unknown" in text_of(page)) is (ready is None)
@@ -342,7 +334,7 @@ def test_a_removal_that_may_lose_messages_needs_the_typed_name(alice, compute, r
 def test_a_removal_without_the_broker_is_finished_later(alice, compute, settings):
     settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = AWAY, "amqp://guest:guest@127.0.0.1:1"
     subscription = make_subscription(alice, make_agent(alice, compute), offerings=[compute])
-    client = client_of(alice)
+    client = Visitor(alice).client
     address = f"/agents/subscriptions/{subscription.uuid}/remove/"
     page = client.get(address)
     assert page.status_code == 200
@@ -358,14 +350,14 @@ def test_a_removal_without_the_broker_is_finished_later(alice, compute, settings
 def test_a_subscription_shows_its_connection_which_its_removal_closes(alice, operator, compute, online, management):
     make_subscription(alice, make_agent(alice, compute, "then offline"), offerings=[compute])
     for owner in (alice, operator):
-        connected, other = rows_of(client_of(owner).get("/agents/"))
+        connected, other = rows_of(Visitor(owner).client.get("/agents/"))
         assert re.search(r"connected (just now|\d+ s ago)", connected)
         assert "not connected" not in connected
         assert "not connected" in other
     queue = online.queues.get()
     management.declare_queue(queue.vhost, queue.queue_name)
     AgentVhost.objects.create(owner=alice, name=queue.vhost, ready=True)
-    address, client = f"/agents/subscriptions/{online.uuid}/remove/", client_of(alice)
+    address, client = f"/agents/subscriptions/{online.uuid}/remove/", Visitor(alice).client
     assert "Connected now 1 connection " in text_of(client.get(address))
     answer = client.post(address, follow=True)
     assert "was removed, with its queues and logins." in answer.text
@@ -388,7 +380,7 @@ def test_the_removal_page_queries_a_length_that_is_not_stored(agents, alice, com
     consumer = register(alice, compute).consumer
     if stored:
         store_queue_row(consumer, **stored)
-    address, client = f"/agents/consumers/{consumer.uuid}/remove/", client_of(alice)
+    address, client = f"/agents/consumers/{consumer.uuid}/remove/", Visitor(alice).client
     assert "Messages in them 0," in text_of(client.get(address))
     amqp = Amqp(broker.amqp_url, consumer.vhost)
     amqp.publish(consumer.queue_name, 3)
@@ -406,14 +398,14 @@ def test_the_removal_page_queries_lengths_over_one_connection(agents, alice, com
         assert Program(alice).post(f"event-subscriptions/{subscription.uuid}/create_queue/", body).status_code == 201
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
-        page = client_of(alice).get(f"/agents/subscriptions/{subscription.uuid}/remove/")
+        page = Visitor(alice).client.get(f"/agents/subscriptions/{subscription.uuid}/remove/")
     assert "Messages in them 0," in text_of(page)
     assert proxy.connections == 1
 
 
 def test_the_length_of_a_consumed_queue_is_not_known(agents, alice, compute, broker):
     consumer = register(alice, compute).consumer
-    address, client = f"/agents/consumers/{consumer.uuid}/remove/", client_of(alice)
+    address, client = f"/agents/consumers/{consumer.uuid}/remove/", Visitor(alice).client
     amqp = Amqp(broker.amqp_url, consumer.vhost)
     with contextlib.closing(amqp.connection):
         amqp.publish(consumer.queue_name, 1)
@@ -436,7 +428,7 @@ def test_page_and_api_show_skipped_and_rejected_events(alice, compute):
         queue=queue, vhost=queue.vhost, queue_name=queue.name, kind="rejected", at=timezone.now(),
         details={"count": 1, "why": publishing.FULL},
     )  # fmt: skip
-    page = text_of(client_of(alice).get(f"/queues/{queue.uuid}/"))
+    page = text_of(Visitor(alice).client.get(f"/queues/{queue.uuid}/"))
     assert re.search(r"published \(3 events: it is still being created\) (just now|\d+ s ago) Guardian", page)
     assert "full when an event was published (1 event: it is full) " in page
     listed = Program(alice).get(f"queues/{queue.uuid}/events/").json()

@@ -36,7 +36,7 @@ from agents.registration.queues import (
 from agents.registration.records import Busy
 from agents.registration.vhosts import create_vhost
 from agents.removal import deletions
-from agents.sweeps.registered import agent_vhosts
+from agents.sweeps.registered import vhosts
 from core import broker, locks, removals
 from core.models import Lease, Removal
 from core.refusals import Refusal
@@ -45,7 +45,7 @@ from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.http import PooledClient
 from rabbit.management import Management
 from tests.conftest import Amqp
-from tests.support.agents import NewAgent, make_removals_due
+from tests.support.agents import NewAgent, run_removals
 from tests.support.api import Program
 from tests.support.proxy import Proxy
 from tests.support.toolbox import (
@@ -59,6 +59,7 @@ from tests.support.toolbox import (
     in_parallel,
     is_refused,
     raising,
+    url_for,
     wait_until_blocked,
 )
 
@@ -136,8 +137,7 @@ def test_the_token_only_reads_its_queue_over_amqp(kind, subscribed, broker):
     if kind == "consumer":
         login, queue, other = other, other, queue
     Amqp(broker.amqp_url, queue.vhost).publish(queue.queue_name, 1)
-    address = broker.amqp_url.rpartition("@")[2]
-    opened = Amqp(f"amqp://{login.rmq_username}:{subscribed.presented.key}@{address}", subscribed.vhost).connection
+    opened = Amqp(url_for(broker, login.rmq_username, subscribed.presented.key), subscribed.vhost).connection
     _, _, body = opened.channel().basic_get(queue.queue_name, auto_ack=True)
     assert body == b"0"
     for action in (
@@ -274,8 +274,7 @@ def test_a_timeout_leaves_a_removal_of_the_user(broker, agents, subscribed):
     assert list(EventSubscription.objects.all()) == [subscribed.subscription]
     made = agents.users() & set(Removal.objects.filter(kind="user").values_list("name", flat=True))
     assert len(made) == 2
-    make_removals_due()
-    assert removals.run_due(50) == 2
+    assert run_removals() == 2
     assert not made & agents.users()
 
 
@@ -386,11 +385,11 @@ def test_a_subscription_interrupted_by_a_kill_is_finished_by_the_next_call(place
     with raising(Management, place, Killed), pytest.raises(Killed):
         agent.subscribe()
     left = EventSubscription.objects.get()
-    assert (left.token, left.password_set, bool(agent_vhosts())) == (None, False, has_vhost)
+    assert (left.token, left.password_set, bool(vhosts())) == (None, False, has_vhost)
     assert agent.subscribe() == (left, False)
     assert can_log_in(broker, agent.vhost, left.rmq_username, agent.presented.key)
     assert set(agents.queues(agent.vhost)) == {"guardian.dlq"}
-    assert agent_vhosts() == {agent.vhost: agent.owner.pk}
+    assert vhosts() == {agent.vhost: agent.owner.pk}
 
 
 # Concurrent removals
@@ -416,8 +415,7 @@ def test_a_queue_whose_parent_is_deleted_is_removed_later(model, monkeypatch, ag
         subscribed.create_queue()
     assert not SubscriptionQueue.objects.exists()
     assert {kind for kind, _, _ in pending()} == {"queue"}
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert set(agents.queues(subscribed.vhost)) == {"guardian.dlq"}
 
 
@@ -426,8 +424,7 @@ def test_a_subscription_deleted_during_its_registration_leaves_no_user(monkeypat
     call_before(monkeypatch, Management, "put_user", lambda: EventSubscription.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         subscribed.create_queue(presented=newer)
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert subscribed.subscription.rmq_username not in agents.users()
     assert set(agents.queues(subscribed.vhost)) == {"guardian.dlq"}
     assert not Removal.objects.exists()
@@ -449,8 +446,7 @@ def test_a_consumer_deleted_during_its_registration_is_registered_again(monkeypa
     consumer, new = agent.register_consumer()
     assert new
     assert can_log_in(broker, agent.vhost, consumer.rmq_username, agent.presented.key)
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert set(agents.queues(agent.vhost)) == {consumer.queue_name, "guardian.dlq"}
     assert not Removal.objects.exists()
 
@@ -487,8 +483,7 @@ def test_a_token_revoked_while_it_is_set_is_not_the_password(monkeypatch, agents
         subscribed.create_queue(presented=newer)
     left = EventSubscription.objects.get()
     assert (left.token, left.next_token, left.password_set) == (subscribed.presented.token, None, False)
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert not can_log_in(broker, subscribed.vhost, subscribed.subscription.rmq_username, newer.key)
 
 
@@ -535,8 +530,7 @@ def test_a_token_revoked_during_its_first_registration_leaves_no_user(register, 
         register(agent)
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert agents_logins(agents.users()) == users_before
     assert not Removal.objects.exists()
 
@@ -556,8 +550,7 @@ def test_failed_permissions_leave_no_user(error, agents, agent):
         agent.register_consumer()
     assert not Consumer.objects.exists()
     assert agents_logins(agents.users()) != users_before
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert agents_logins(agents.users()) == users_before
     assert set(agents.queues(agent.vhost)) == {"guardian.dlq"}
 
@@ -666,8 +659,7 @@ def test_nothing_is_registered_for_a_deleted_owner(agents, subscribed):
     ):
         with pytest.raises(ObjectDoesNotExist):
             call()
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert stale.uuid.hex not in agents.vhosts()
     assert not agents_logins(agents.users())
 
@@ -808,8 +800,7 @@ def test_a_queue_deleted_during_its_redeclaration_is_removed(monkeypatch, agents
     call_before(monkeypatch, Management, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     redeclare(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert queue.queue_name not in agents.queues(queue.vhost)
 
 
@@ -817,8 +808,7 @@ def test_a_vhost_of_an_owner_deleted_meanwhile_is_removed_later(monkeypatch, age
     call_before(monkeypatch, Management, "create_vhost", lambda: Owner.objects.filter(pk=agent.owner.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         agent.subscribe()
-    make_removals_due()
-    removals.run_due(50)
+    run_removals()
     assert agent.vhost not in agents.vhosts()
     with pytest.raises(NotOnBroker):
         management.delete_vhost(agent.vhost)

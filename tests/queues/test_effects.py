@@ -427,10 +427,10 @@ def test_the_page_of_a_deletion_shows_the_messages_first(as_alice, live_pulse_us
     assert "This deletes 1 queue with 3 messages." in page.text
     amqp.queue("queue/alice/newer", 1)
     run_once()
-    page = as_alice.post(path, {**sent_again(page), "name": "alice"})
+    page = as_alice.post(path, {**sent_again(page), "typed": "alice"})
     assert "The change now deletes 1 more queue than you confirmed. Nothing was deleted." in page.text
     assert "This deletes 2 queues with 4 messages." in page.text
-    assert as_alice.post(path, {**sent_again(page), "name": "alice"}).status_code == 302
+    assert as_alice.post(path, {**sent_again(page), "typed": "alice"}).status_code == 302
     assert queue_names(management, guarded) == set()
 
 

@@ -399,7 +399,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("exchanges/watch/", "post"): {"exchange": f"exchange/{PULSE_USER}/events"},
     ("api/watches/", "post"): {"exchange": f"exchange/{PULSE_USER}/events"},
     ("exchanges/delete/", "post"): {"typed": f"exchange/{PULSE_USER}/events"},
-    ("pulse-users/<pulse_user:username>/delete/", "post"): {"name": PULSE_USER},
+    ("pulse-users/<pulse_user:username>/delete/", "post"): {"typed": PULSE_USER},
     ("pulse-users/<pulse_user:username>/owners/", "post"): {"email": "operator@example.org"},
     ("invitations/<uuid:uuid>/", "post"): {"accept": "1"},
     ("agents/subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import time_machine
 from django.test import Client
 from django.utils import timezone
 
@@ -84,6 +85,13 @@ def create_pulse_user(management: Management) -> Iterator[Callable[..., str]]:
     for name in created:
         with contextlib.suppress(NotOnBroker):
             management.delete_user(name)
+
+
+@pytest.fixture
+def middle_of_an_interval() -> Iterator[Any]:
+    """Let no interval of a rate limit end within a test. Give the traveller, which can shift the time."""
+    with time_machine.travel(timezone.now().replace(minute=30, second=20)) as traveller:
+        yield traveller
 
 
 @pytest.fixture

@@ -349,11 +349,17 @@ def stored_queue(name: str, **fields: Any) -> Queue:
     return queue
 
 
+def url_for(broker: Any, username: str, password: str) -> str:
+    """Return the AMQP URL with which this user logs in, without a vhost."""
+    return f"amqp://{username}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2].rstrip('/')}"
+
+
 def can_log_in(broker: Any, vhost: str, username: str, password: str) -> bool:
     """Return whether the broker accepts an AMQP connection with this password."""
-    login = f"amqp://{username}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2].rstrip('/')}"
     try:
-        pika.BlockingConnection(pika.URLParameters(f"{login}/{quote(vhost, safe='')}")).close()
+        pika.BlockingConnection(
+            pika.URLParameters(f"{url_for(broker, username, password)}/{quote(vhost, safe='')}")
+        ).close()
     except pika.exceptions.AMQPError:
         return False
     return True

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import uuid
 from argparse import ArgumentParser
@@ -48,12 +49,9 @@ def _find(text: str) -> Offering:
         text.encode()
     except UnicodeEncodeError as error:
         raise CommandError(f"{text!r} is not a valid offering: it is not UTF-8.") from error
-    try:
-        condition = {"uuid": uuid.UUID(text)}
-    except ValueError:
-        condition = {}
-    found = list(Offering.objects.filter(**condition)[:1]) if condition else []
-    found = found or list(Offering.objects.filter(name=text)[:2])
+    with contextlib.suppress(ValueError, Offering.DoesNotExist):
+        return Offering.objects.get(uuid=uuid.UUID(text))
+    found = list(Offering.objects.filter(name=text)[:2])
     if not found:
         raise CommandError(f"There is no offering {text!r}; create one with: manage.py create_offering NAME")
     if len(found) > 1:
