@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from typing import Any, NamedTuple, TypeVar
 
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import MAX_REST, Place
 from message_store.models import MAX_NAME_LENGTH
 from rabbit.names import readable
 

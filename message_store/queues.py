@@ -9,14 +9,15 @@ import re
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from django.conf import settings
 
 from core.texts import has_control_characters
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import TICKS_PER_SECOND, Place
 from message_store import principals, quota
 from message_store.models import MAX_NAME_LENGTH
 from message_store.parameters import (
@@ -40,6 +41,7 @@ from message_store.store import (
     NoQueue,
     PositionsChanged,
     QueueExists,
+    QueueSettings,
     StoredMessage,
     StoredQueue,
     StoreUnavailable,
@@ -74,51 +76,46 @@ class MessageInput(NamedTuple):
     content_type: str = ""
 
 
+class SettingsInput(TypedDict, total=False):
+    """Settings of a queue. None is as if it was not given."""
+
+    partitions: int | str | None
+    type: str | None
+    consistency: str | None
+    principals: str | None
+
+
 # Queues
 
 
-def create(
-    application: str,
-    name: str | None = None,
-    *,
-    partitions: int | str | None = None,
-    type: str | None = None,  # noqa: A002 - as the store has it
-    consistency: str | None = None,
-    principals: str | None = None,
-) -> StoredQueue:
+def create(application: str, name: str | None = None, **given: Unpack[SettingsInput]) -> StoredQueue:
     """Create a queue, by default with a random name, and return it.
 
-    If it exists, apply the given settings, except a smaller number of partitions. Raises Invalid for ``queue_name``,
-    ``partitions``, ``type``, ``consistency`` and ``principles``, and StoreUnavailable also if other clients keep
-    creating and deleting the queue.
+    If it exists, apply the given settings, except a smaller number of partitions. Raises Invalid for ``queue_name`` and
+    the fields of ``update``, and StoreUnavailable also if other clients keep creating and deleting the queue.
     """
-    given = _validated(1, partitions, type, consistency, principals, name=name)
-    name = given.pop("name", None) or uuid.uuid4().hex
+    errors: dict[str, str] = {}
+    if name is not None:
+        collect_error(errors, "queue_name", lambda: check_name(name))
+    settings = _validated(given, 1, errors)
+    name = name or uuid.uuid4().hex
     for _ in range(_MAX_ATTEMPTS):
         try:
-            return store().register(application, name, **given)
+            return store().register(application, name, **settings)
         except QueueExists:
             try:
-                return store().update(application, name, **given)
+                return store().update(application, name, **settings)
             except NoQueue:
                 continue
     raise StoreUnavailable(f"Other clients keep creating and deleting the queue {name}.")
 
 
-def update(
-    queue: StoredQueue,
-    *,
-    partitions: int | str | None = None,
-    type: str | None = None,  # noqa: A002 - as the store has it
-    consistency: str | None = None,
-    principals: str | None = None,
-) -> StoredQueue:
+def update(queue: StoredQueue, **given: Unpack[SettingsInput]) -> StoredQueue:
     """Change the given settings of a queue and return it. An empty string removes all principals.
 
     Raises Invalid for ``partitions`` (which can't shrink), ``type``, ``consistency`` and ``principles``.
     """
-    given = _validated(queue.partitions, partitions, type, consistency, principals)
-    return store().update(queue.application, queue.name, **given)
+    return store().update(queue.application, queue.name, **_validated(given, queue.partitions, {}))
 
 
 def find(application: str, name: str) -> StoredQueue:
@@ -236,7 +233,8 @@ def read(
             if not some or batch_bytes is None or sum(message.size for message in some) < batch_bytes:
                 break
             to_read -= len(some)
-            place = (place_before if descending else ids.place_after)(some[-1].id)
+            last = ids.place(some[-1].id)
+            place = last.previous if descending else last.next
 
 
 def read_ids(
@@ -272,11 +270,6 @@ def visible_before(used: MessageStore) -> int | None:
     return used.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
 
 
-def place_before(message_id: uuid.UUID) -> Place:
-    ticks, rest = ids.place(message_id)
-    return Place(ticks, rest - 1) if rest else Place(ticks - 1, MAX_REST)
-
-
 # Positions
 
 
@@ -295,7 +288,7 @@ def version_of(positions: Mapping[int, uuid.UUID]) -> str:
 def waiting(queue: StoredQueue, positions: Mapping[int, uuid.UUID], partitions: Iterable[int]) -> list[int]:
     """Return which of these partitions have messages after these positions. The store's delay applies."""
     used = store()
-    starts = {one: ids.place_after(positions[one]) if one in positions else None for one in partitions}
+    starts = {one: ids.place(positions[one]).next if one in positions else None for one in partitions}
     return used.waiting(queue, starts, before=visible_before(used)) if starts else []
 
 
@@ -389,64 +382,42 @@ def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
 def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:
     """Validate a message and fill in its defaults. Raises Invalid."""
     errors: dict[str, str] = {}
-    partition, ttl = 0, DEFAULT_TTL_SECONDS
-    if not entry.body:
+    body, partition, ttl, kind = entry.body, entry.partition, entry.ttl, entry.content_type
+    if not body:
         errors["body"] = REQUIRED
-    elif len(entry.body) > settings.MESSAGE_STORE_MAX_BODY:
-        errors["body"] = f"{len(entry.body)} bytes are more than {settings.MESSAGE_STORE_MAX_BODY}"
-    try:
-        if entry.partition is None:
-            partition = 1 + secrets.randbelow(queue.partitions) if queue.partitions > 1 else 1
-        else:
-            partition = parse_number(entry.partition, 1, queue.partitions)
-    except ValueError as error:
-        errors["partition"] = str(error)
-    try:
-        if entry.ttl is not None:
-            ttl = parse_number(entry.ttl, 1, MAX_TTL_SECONDS)
-    except ValueError as error:
-        errors["ttl"] = str(error)
-    if len(entry.content_type) > MAX_CONTENT_TYPE_LENGTH:
+    elif len(body) > settings.MESSAGE_STORE_MAX_BODY:
+        errors["body"] = f"{len(body)} bytes are more than {settings.MESSAGE_STORE_MAX_BODY}"
+    if partition is None:
+        partition = 1 + secrets.randbelow(queue.partitions)
+    if ttl is None:
+        ttl = DEFAULT_TTL_SECONDS
+    where = collect_error(errors, "partition", lambda: parse_number(partition, 1, queue.partitions))
+    seconds = collect_error(errors, "ttl", lambda: parse_number(ttl, 1, MAX_TTL_SECONDS))
+    if len(kind) > MAX_CONTENT_TYPE_LENGTH:
         errors["content_type"] = f"Longer than maximum length {MAX_CONTENT_TYPE_LENGTH}"
-    elif not _CONTENT_TYPE.fullmatch(entry.content_type):
-        errors["content_type"] = f'"{readable_text(entry.content_type)}" is not a content type'
-    if errors:
+    elif not _CONTENT_TYPE.fullmatch(kind):
+        errors["content_type"] = f'"{readable_text(kind)}" is not a content type'
+    if errors or where is None or seconds is None:
         raise Invalid(errors)
-    return NewMessage(entry.body, partition, ttl, entry.content_type)
+    return NewMessage(body, where, seconds, kind)
 
 
-def _validated(
-    least: int,
-    partitions: int | str | None,
-    type_: str | None,
-    consistency: str | None,
-    named: str | None,
-    name: str | None = None,
-) -> dict[str, Any]:
-    """Return the given settings, parsed for the store. Raises Invalid."""
-    errors: dict[str, str] = {}
-    checks: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
-        "name": ("queue_name", name, _valid_name),
-        "partitions": ("partitions", partitions, lambda value: parse_number(value, least, MAX_PARTITIONS)),
-        "type": ("type", type_, lambda value: parse_choice(value, TYPES)),
-        "consistency": ("consistency", consistency, lambda value: parse_choice(value, CONSISTENCIES)),
-        "principals": ("principles", named, principals.parse),
+def _validated(given: SettingsInput, least: int, errors: dict[str, str]) -> QueueSettings:
+    """Return the given settings, parsed for the store. Raises Invalid with these and further errors."""
+    parsers: dict[str, Callable[[Any], Any]] = {
+        "partitions": lambda value: parse_number(value, least, MAX_PARTITIONS),
+        "type": lambda value: parse_choice(value, TYPES),
+        "consistency": lambda value: parse_choice(value, CONSISTENCIES),
+        "principals": principals.parse,
     }
-    given = {}
-    for key, (field, value, check) in checks.items():
+    parsed: Any = {}
+    for name, value in given.items():
         if value is not None:
-            try:
-                given[key] = check(value)
-            except ValueError as error:
-                errors[field] = str(error)
+            field = "principles" if name == "principals" else name
+            parsed[name] = collect_error(errors, field, partial(parsers[name], value))
     if errors:
         raise Invalid(errors)
-    return given
-
-
-def _valid_name(name: str) -> str:
-    check_name(name)
-    return name
+    return cast(QueueSettings, parsed)
 
 
 def _check_consumer(consumer: str) -> None:

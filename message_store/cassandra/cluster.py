@@ -35,7 +35,7 @@ from cassandra.protocol import ErrorMessage
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
 from django.conf import settings
 
-from guardian_store.ids import TICKS_PER_SECOND, UUID_EPOCH_OFFSET
+from guardian_store._ids import TICKS_PER_SECOND, UUID_EPOCH_OFFSET
 from message_store.cassandra import cql as cassandra_cql
 from message_store.cassandra import schema
 from message_store.cassandra.settings import contact_points

@@ -18,11 +18,8 @@ from django.db import (
 )
 from django.db.backends.utils import CursorWrapper
 
-from guardian_store.ids import TICKS_PER_SECOND, now
-from message_store.store import NewMessage, StoreUnavailable
-
-SIGNED_OFFSET = 1 << 63
-"""Subtracted from the rest of an id, since integers in databases are signed."""
+from guardian_store._ids import TICKS_PER_SECOND, now
+from message_store.store import SIGNED_OFFSET, NewMessage, StoreUnavailable
 
 CONTENTS_OF_QUEUE = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
 

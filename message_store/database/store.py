@@ -13,7 +13,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from typing import Unpack
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.utils import CursorWrapper
@@ -21,29 +21,30 @@ from django.db.models import BooleanField, Count, F, OuterRef, QuerySet, Subquer
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length
 
-from guardian_store.ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, place, random_rests
+from guardian_store._ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, place, random_rests
 from message_store.database.dialects import (
     CONTENTS_OF_QUEUE,
     DIALECTS,
-    SIGNED_OFFSET,
     Dialect,
     as_store_errors,
     open_cursor,
 )
 from message_store.models import Discarded, MessageRow, Position, PrincipalRow, QueueRow
 from message_store.store import (
+    DEFAULT_SETTINGS,
     MESSAGE_OVERHEAD,
+    SIGNED_OFFSET,
     MessageStore,
     NewMessage,
     NoQueue,
     PositionsChanged,
     QueueExists,
+    QueueSettings,
     StoredMessage,
     StoredQueue,
     StoreUnavailable,
+    time_of,
 )
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SECOND_SWEEP_SECONDS = 3600
 """Longer than any push takes."""
@@ -56,49 +57,29 @@ class DatabaseStore(MessageStore):
 
     @as_store_errors()
     @transaction.atomic
-    def register(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int = 1,
-        type: str = "user",  # noqa: A002 - what the API calls it
-        consistency: str = "strong",
-        principals: Sequence[str] = (),
-    ) -> StoredQueue:
-        settings = {"partitions": partitions, "type": type, "consistency": consistency, "principals": list(principals)}
+    def register(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         row, is_new = QueueRow.objects.get_or_create(
+            {**DEFAULT_SETTINGS, **given, "created": now(), "contents": RawSQL(_dialect().new_contents, ())},
             application=application,
             name=name,
-            defaults={**settings, "created": now(), "contents": RawSQL(_dialect().new_contents, ())},
         )
         if not is_new:
             raise QueueExists(name)
-        if principals:
+        if row.principals:
             _store_principals(row)
         return _queue(row)
 
     @as_store_errors()
     @transaction.atomic
-    def update(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int | None = None,
-        type: str | None = None,  # noqa: A002 - what the API calls it
-        consistency: str | None = None,
-        principals: Sequence[str] | None = None,
-    ) -> StoredQueue:
+    def update(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         row = QueueRow.objects.select_for_update(no_key=True).filter(application=application, name=name).first()
         if row is None:
             raise NoQueue(name)
-        row.partitions = max(row.partitions, partitions or 0)
-        row.type = type or row.type
-        row.consistency = consistency or row.consistency
-        row.principals = row.principals if principals is None else list(principals)
-        row.save(update_fields=["partitions", "type", "consistency", "principals"])
-        if principals is not None:
+        given["partitions"] = max(row.partitions, given.get("partitions", 0))
+        for field, value in given.items():
+            setattr(row, field, value)
+        row.save(update_fields=given.keys())
+        if "principals" in given:
             _store_principals(row)
         return _queue(row)
 
@@ -114,7 +95,7 @@ class DatabaseStore(MessageStore):
         if found is None:
             raise NoQueue(name)
         key, created, partitions, type_, consistency, principals = found
-        at = _time(created)
+        at = time_of(created)
         return StoredQueue(application, name, at, partitions, type_, consistency, tuple(json.loads(principals)), key)
 
     @as_store_errors()
@@ -411,17 +392,13 @@ def _queue(row: QueueRow) -> StoredQueue:
     return StoredQueue(
         application=row.application,
         name=row.name,
-        created=_time(row.created),
+        created=time_of(row.created),
         partitions=row.partitions,
         type=row.type,
         consistency=row.consistency,
         principals=tuple(row.principals),
         key=row.pk,
     )
-
-
-def _time(ticks: int) -> datetime:
-    return EPOCH + timedelta(microseconds=ticks // 10)
 
 
 def _dialect() -> Dialect:

@@ -72,16 +72,6 @@ class LengthRequired(Exception):
     """The end of the body can't be determined."""
 
 
-def content_type(request: HttpRequest) -> str:
-    """Return the Content-Type header of a request, or an empty string."""
-    return str(request.META.get("CONTENT_TYPE", ""))
-
-
-def media_type(request: HttpRequest) -> str:
-    """Return the media type of a request in lower case, without parameters."""
-    return content_type(request).partition(";")[0].strip().lower()
-
-
 def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
     """Return the body of a request. The default limit is ``MESSAGE_STORE_MAX_BODY``.
 
@@ -128,13 +118,12 @@ def _discard(request: HttpRequest, length: int) -> None:
 
 def form(request: HttpRequest) -> dict[str, str]:
     """Return the fields of a form-encoded body. Each may be given once."""
-    kind = media_type(request)
     data = body(request, MAX_FORM_BYTES)
     if not data:
         return {}
-    if kind == "multipart/form-data":
+    if request.content_type == "multipart/form-data":
         return _multipart(request, data)
-    if kind not in ("", _FORM, "application/octet-stream", "text/plain"):
+    if request.content_type not in ("", _FORM, "application/octet-stream", "text/plain"):
         raise Invalid({"body": f"Must be {_FORM}"})
     return _fields(data)
 
@@ -147,7 +136,7 @@ def query(request: HttpRequest) -> dict[str, str]:
 
 def positions(request: HttpRequest) -> dict[str, Any]:
     """Return positions by partition from a form or a JSON object."""
-    return json_object(request) if media_type(request) == "application/json" else dict(form(request))
+    return json_object(request) if request.content_type == "application/json" else dict(form(request))
 
 
 def json_object(request: HttpRequest) -> dict[str, Any]:
@@ -327,4 +316,4 @@ def versions(request: HttpRequest) -> list[str] | None:
 def message_input(request: HttpRequest) -> MessageInput:
     headers = request.META
     ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
-    return MessageInput(body(request), ttl, partition, content_type(request))
+    return MessageInput(body(request), ttl, partition, str(headers.get("CONTENT_TYPE", "")))

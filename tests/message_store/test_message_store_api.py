@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from accounts.models import AuditEntry, AuthToken, Owner
 from core.leases import lease
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import MAX_REST, Place
 from message_store import applications, leases, parameters, principals, queues, quota, tasks
 from message_store import store as stores
 from message_store.database.store import DatabaseStore

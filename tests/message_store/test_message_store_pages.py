@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from accounts.models import AuditEntry
-from guardian_store import ids
+from guardian_store import _ids as ids
 from message_store import applications, queues
 from message_store.database.store import DatabaseStore
 from message_store.models import Application, ApplicationKey

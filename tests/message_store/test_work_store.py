@@ -34,18 +34,18 @@ from guardian_store import (
     Pinned,
     RetryLater,
     Worker,
-    ids,
     keep_failure,
 )
 from guardian_store import _deployment as guardian_store_deployment
+from guardian_store import _ids as ids
 from guardian_store import _leases as leases
 from guardian_store import _partition_sharing as partition_sharing
 from guardian_store import _worker as worker
 from guardian_store import _zookeeper as zookeeper
+from guardian_store._ids import Place
 from guardian_store._leases import StoreLeases
 from guardian_store._partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
 from guardian_store._zookeeper import ZooKeeperLeases
-from guardian_store.ids import Place
 from message_store import applications, queues
 from message_store.database.store import DatabaseStore
 from message_store.management.commands.work_store import Command

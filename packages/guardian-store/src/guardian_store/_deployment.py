@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from guardian_store import ids
+from guardian_store import _ids as ids
+from guardian_store._ids import MIN_TICKS, Place
 from guardian_store._leases import HEARTBEATS_PER_LEASE
 from guardian_store._partition_sharing import (
     Coordination,
@@ -22,7 +23,6 @@ from guardian_store._partition_sharing import (
 )
 from guardian_store._protocol import ClientError, NotFound, Page, RetryLater
 from guardian_store._transport import Transport, WorkQueue
-from guardian_store.ids import MIN_TICKS, Place
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import httpx
 
-from guardian_store import ids
+from guardian_store import _ids as ids
 from guardian_store._partition_sharing import DEFAULT_DEPLOYMENT
 
 JSON = "application/json"
