@@ -86,12 +86,12 @@ _AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reje
 """A quorum queue then keeps a dead letter until another queue has it. This strategy requires reject-publish."""
 
 
-def delayed(delivery: Delivery, names: Names, error: BaseException, delay: float) -> tuple[str, Any]:
+def delayed(delivery: Delivery, error: BaseException, delay: float) -> tuple[str, Any]:
     """Return the routing key and properties to publish a message to a delay queue."""
     return delay_queue(delivery.queue, delay), _properties(delivery, error, "")
 
 
-def parked(delivery: Delivery, names: Names, error: BaseException, trace: str) -> tuple[str, Any]:
+def parked(delivery: Delivery, error: BaseException, trace: str) -> tuple[str, Any]:
     """Return the routing key and properties to publish a message to the parking queue."""
     return parking_queue(delivery.queue), _properties(delivery, error, trace)
 

@@ -21,14 +21,14 @@ BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1500)
 """Seconds, from an empty callback to the default time limit."""
 
 GAUGES = {
-    "waiting": ("waiting", "Messages that wait in memory for a callback."),
-    "in_hand": ("in_hand", "Messages whose callbacks run."),
-    "kept": ("kept", "Failed messages that wait until their delay or parking queue accepts them."),
-    "oldest_in_hand_seconds": ("oldest_in_hand_seconds", "Age of the oldest running callback."),
-    "prefetch": ("prefetch", "Total prefetch of the consumer's queues."),
-    "connected": ("connected", "1 if connected, else 0."),
+    "waiting": "Messages that wait in memory for a callback.",
+    "in_hand": "Messages whose callbacks run.",
+    "kept": "Failed messages that wait until their delay or parking queue accepts them.",
+    "oldest_in_hand_seconds": "Age of the oldest running callback.",
+    "prefetch": "Total prefetch of the consumer's queues.",
+    "connected": "1 if connected, else 0.",
 }
-"""By key of `Consumer.figures`: the metric's name after ``consumer_``, and its help text."""
+"""The help text by key of `Consumer.figures`, which is the metric's name after ``consumer_``."""
 
 COUNTERS = {
     "late": ("late", "Messages whose callback failed after they were acknowledged."),
@@ -60,10 +60,7 @@ class ConsumerCollector(Collector):
             name: CounterMetricFamily(f"consumer_{metric}", text, labels=["queue"])
             for name, (metric, text) in COUNTERS.items()
         }
-        gauges = {
-            name: GaugeMetricFamily(f"consumer_{metric}", text, labels=["queue"])
-            for name, (metric, text) in GAUGES.items()
-        }
+        gauges = {name: GaugeMetricFamily(f"consumer_{name}", text, labels=["queue"]) for name, text in GAUGES.items()}
         for queue, consumer in self._consumers:
             figures = consumer.figures()
             for outcome in Outcome:
