@@ -62,7 +62,6 @@ def parse_number(value: Any, least: int, most: int) -> int:
 
 
 def parse_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return the value if it is one of the choices, or raise ValueError."""
     if value not in choices:
         raise ValueError(f'"{readable_text(value)}" is not one of {", ".join(choices)}')
     return str(value)
@@ -94,7 +93,6 @@ def parse_since(text: str, *, descending: bool = False) -> Place:
 
 
 def parse_id(text: Any) -> uuid.UUID:
-    """Parse a message id. Raises ValueError."""
     if isinstance(text, str):
         try:
             return ids.parse(text)

@@ -197,7 +197,6 @@ class QueueTables(MessageStore):
         return self._connection.execute(self._connection.bind(cql.IS_REMOVED, [queue.key], level)).one() is not None
 
     def _require(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> None:
-        """Raise NoQueue if the queue was removed."""
         if self._is_removed(queue, level):
             raise NoQueue(queue.name)
 

@@ -131,7 +131,6 @@ class Reading:
         return (bucket.start if self._sign > 0 else 1 - bucket.end, -SIGNED_OFFSET)
 
     def _is_within(self, entry: Entry) -> bool:
-        """Return whether all of the bucket was read."""
         bucket, full = entry.bucket, entry.full
         reaches_end = bucket.end <= self._upper.ticks or (full is not None and full < self._upper.ticks)
         return Place(bucket.start, 0) >= self._lower and reaches_end

@@ -249,7 +249,6 @@ class CassandraStore(PositionTables):
             self._connection.execute_all(self._at(cql.DELETE_MESSAGE, queue, ids))
 
     def _at(self, statement: str, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> Iterator[BoundStatement]:
-        """Yield a statement for each of these messages."""
         for partition, message_id in ids:
             at = place(message_id)
             bucket = bucket_of(at)
@@ -298,7 +297,6 @@ class CassandraStore(PositionTables):
         ]
 
     def _entries(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> Iterator[tuple[int, Entry]]:
-        """Yield the entries of the index of all partitions."""
         partitions, every = range(1, queue.partitions + 1), [-SIGNED_OFFSET, SIGNED_OFFSET - 1]
         reads = (self._connection.bind(cql.FOLLOWING, [queue.key, number, *every], level) for number in partitions)
         for partition, rows in zip(partitions, self._connection.execute_all(reads), strict=True):

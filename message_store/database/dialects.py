@@ -189,6 +189,5 @@ def as_store_errors() -> Iterator[None]:
 
 @contextmanager
 def open_cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
-    """Yield a cursor, within ``as_store_errors``."""
     with as_store_errors(), transaction.atomic() if in_transaction else nullcontext(), connection.cursor() as cursor:
         yield cursor

@@ -361,7 +361,6 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
 
 
 def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
-    """Delete up to ``limit`` messages that match a condition. Return how many."""
     dialect = _dialect()
     query = (
         f"SELECT {dialect.row_id} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip_locked}"

@@ -55,8 +55,6 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 class BodyTooLarge(Exception):
-    """A body exceeds its limit."""
-
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"More bytes than maximum value {max_bytes}")
 
@@ -140,7 +138,6 @@ def positions(request: HttpRequest) -> dict[str, Any]:
 
 
 def json_object(request: HttpRequest) -> dict[str, Any]:
-    """Return a JSON object."""
     found = _json(body(request, MAX_FORM_BYTES))
     if not isinstance(found, dict):
         raise Invalid({"body": "Must be an object"})
@@ -148,7 +145,6 @@ def json_object(request: HttpRequest) -> dict[str, Any]:
 
 
 def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
-    """Return a consumer and the id of one of its workers, parsed."""
     errors: dict[str, str] = {}
     collect_error(errors, "consumer", lambda: check_name(consumer))
     if not _WORKER_ID.fullmatch(worker_id):
@@ -159,7 +155,6 @@ def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
 
 
 def lease_seconds(text: str) -> float:
-    """Return the duration of a worker's leases."""
     try:
         seconds = float(text)
     except ValueError:
@@ -170,7 +165,6 @@ def lease_seconds(text: str) -> float:
 
 
 def beats(text: str | None) -> int | None:
-    """Return the number of a worker's heartbeats, if it is given."""
     try:
         return parse_number(text, 0, MAX_BEATS) if text else None
     except ValueError as error:
@@ -257,7 +251,6 @@ def _json(data: bytes) -> Any:
 
 
 def _fields(data: bytes, where: str = "body") -> dict[str, str]:
-    """Parse form-encoded fields."""
     fields: dict[str, str] = {}
     for part in data.split(b"&"):
         name, _, value = part.partition(b"=")
@@ -299,7 +292,6 @@ def _length(request: HttpRequest) -> int:
 
 
 def _read(stream: Any, length: int) -> bytes:
-    """Return up to ``length`` bytes."""
     chunks = []
     while length > 0 and (chunk := stream.read(min(_CHUNK_BYTES, length))):
         chunks.append(chunk)

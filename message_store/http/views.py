@@ -409,7 +409,6 @@ def _accessible_queue(
 
 
 def _limit_rate(application: str, requests: str = "requests with messages") -> None:
-    """Count a request that writes against the limit of the application for such requests."""
     limits.consume(limits.RateLimit(requests, settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60), application)
 
 

@@ -212,7 +212,6 @@ class MessageFilterForm(forms.Form):
         self.fields["partition"].validators.append(MaxValueValidator(partitions))
 
     def clean(self) -> dict[str, Any]:
-        """Resolve the start to a place."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("since"):
             try:

@@ -60,7 +60,6 @@ class _PendingMessage:
         self.done: Future[None] = Future()
 
     def matches_return(self, method: Any, properties: Any, body: bytes) -> bool:
-        """Return whether a returned message equals this one."""
         returned = method.exchange, method.routing_key, properties.message_id, body
         return self.mandatory and returned == (self.exchange, self.routing_key, self.properties.message_id, self.body)
 
@@ -255,7 +254,6 @@ class Publisher:
             self._send_unsent()
 
     def _discard_cancelled(self) -> None:
-        """Drop cancelled messages that weren't sent."""
         for pending in list(self._unsent):
             if pending.done.cancelled():
                 with suppress(ValueError):  # the publisher is being closed

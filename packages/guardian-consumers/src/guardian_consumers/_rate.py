@@ -64,7 +64,6 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Take a token, and return whether there was one."""
         self._level = min(self.burst, self._level + (now - self._at) * self.rate)
         self._at = now
         if self._level < 1:
@@ -77,7 +76,6 @@ class Bucket:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds from the last `take` to the next token."""
         return max(0.0, (1 - self._level) / self.rate)
 
 

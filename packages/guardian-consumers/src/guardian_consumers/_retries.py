@@ -72,7 +72,6 @@ def work_queue_arguments(queue_type: str, names: Names, queue: str) -> dict[str,
 
 
 def delay_queue_arguments(queue_type: str, names: Names, queue: str, seconds: float) -> dict[str, Any]:
-    """Return the arguments of a queue's delay queue for this delay."""
     return {
         "x-queue-type": queue_type,
         "x-message-ttl": round(seconds * 1000),
@@ -105,7 +104,6 @@ def moved(delivery: Delivery) -> Any:
 
 
 def first_published(delivery: Delivery) -> tuple[str, str]:
-    """Return the exchange and routing key of a message's first publication."""
     headers = delivery.properties.headers or {}
     if not attempts_of(headers) and MOVED not in headers:
         return delivery.exchange, delivery.routing_key

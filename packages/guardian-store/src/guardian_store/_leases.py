@@ -28,8 +28,6 @@ HEARTBEATS_PER_LEASE = 4
 
 
 class StoreLeases(Coordination):
-    """Leases in the store of a transport."""
-
     def __init__(self, transport: Transport, consumer: str, seconds: float) -> None:
         super().__init__(seconds)
         self._transport = transport

@@ -102,7 +102,6 @@ class Coordination(ABC):
 
     @property
     def leases_valid(self) -> bool:
-        """Whether no other worker can have this worker's partitions."""
         return clock() < self.leases_valid_until
 
     def join(self) -> None:

@@ -41,7 +41,6 @@ class ZooKeeperLeases(Coordination):
     """
 
     def __init__(self, deployment: str, application: str, consumer: str, seconds: float, hosts: str) -> None:
-        """Validate the hosts. Raise ValueError if they are malformed."""
         super().__init__(seconds)
         collect_hosts(hosts)
         self._hosts = hosts
