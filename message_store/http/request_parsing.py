@@ -71,13 +71,9 @@ class LengthRequired(Exception):
 
 
 def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
-    """Return the body of a request. The default limit is ``MESSAGE_STORE_MAX_BODY``.
+    """Return the body of a request, up to a limit, whatever its Content-Length says.
 
-    Raises:
-        BodyTooLarge: the body exceeds the limit, whatever its Content-Length says.
-        BodyTooSlow: the body arrives too slowly.
-        LengthRequired: the transfer is chunked, and the server doesn't mark its end.
-        Invalid: the connection closed before the end; for the field ``body``.
+    The default limit is ``MESSAGE_STORE_MAX_BODY``. Raises BodyTooLarge, BodyTooSlow and LengthRequired.
     """
     max_bytes = settings.MESSAGE_STORE_MAX_BODY if max_bytes is None else max_bytes
     stream: Any = request

@@ -306,7 +306,7 @@ async def _send(
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Publish a message and wait for the broker's confirm, as `Publisher.send` does."""
-    pending = publisher._enqueue(*publication)
+    pending = publisher._enqueue(publication)
     confirm = asyncio.wrap_future(pending.done)
     try:
         for seconds in publisher._waits(pending, timeout, is_stopping):

@@ -37,6 +37,7 @@ from guardian_store._protocol import (
     must_be_batched,
     next_id,
     no_answer,
+    positions_of,
     posted_of,
     queue_of,
     read_page,
@@ -302,8 +303,7 @@ class Client:
     @blocking
     def positions(self, queue: str, consumer: str) -> Operation[dict[int, str]]:
         """Return the id of the consumer's last processed message by partition. Any name can be a consumer."""
-        found = (yield Call("GET", queue, "positions", consumer))["positions"]
-        return {int(partition): message_id for partition, message_id in found.items()}
+        return positions_of((yield Call("GET", queue, "positions", consumer)))
 
     @blocking
     def set_positions(self, queue: str, consumer: str, positions: Mapping[int, str]) -> Operation[None]:

@@ -148,8 +148,8 @@ class Coordination(ABC):
         """Release the leases of these partitions."""
 
     @abstractmethod
-    def acquire(self, planned: Plan) -> set[Partition]:
-        """Lease the planned partitions that are still free, and return the newly leased ones."""
+    def acquire(self, planned: Plan) -> None:
+        """Lease the planned partitions that are still free."""
 
     @abstractmethod
     def _join(self) -> None: ...
@@ -176,15 +176,10 @@ class PinnedPartitions(Coordination):
     def release(self, partitions: Collection[Partition]) -> None:
         self.leased -= set(partitions)
 
-    def acquire(self, planned: Plan) -> set[Partition]:
+    def acquire(self, planned: Plan) -> None:
         self.leased |= set(planned.acquire)
-        return set(planned.acquire)
 
     def _join(self) -> None:
         """Nobody else is asked."""
 
-    def _renew(self) -> None:
-        """Nobody else is asked."""
-
-    def _leave(self) -> None:
-        """Nobody else is asked."""
+    _renew = _leave = _join

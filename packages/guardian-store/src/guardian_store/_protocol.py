@@ -276,6 +276,10 @@ def posted_of(entry: dict[str, Any]) -> Posted:
     return Posted(entry["key"], Decimal(entry["timestamp"]), entry["partition"])
 
 
+def positions_of(answer: dict[str, Any]) -> dict[int, str]:
+    return {int(partition): message_id for partition, message_id in answer["positions"].items()}
+
+
 def message_of(queue: str, entry: dict[str, Any]) -> Message:
     return Message(
         id=entry["message_id"],

@@ -152,19 +152,19 @@ class ZooKeeperLeases(Coordination):
             if isinstance(deleted, KazooException) and not isinstance(deleted, NoNodeError):
                 raise LeasesLost(f"ZooKeeper refused to release a lease: {_describe(deleted)}")
 
-    def acquire(self, planned: Plan) -> set[Partition]:
-        client, new = self._connected(), set()
+    def acquire(self, planned: Plan) -> None:
+        client = self._connected()
         name = self._worker_id.encode()
         pending = {
             one: client.create_async(self._lease_path(one), name, ephemeral=True)
             for one in planned.acquire[: planned.max_acquire]
         }
+        acquired = set()
         for one, result in pending.items():
             with suppress(NodeExistsError):
                 self._write(result)
-                new.add(one)
-        self.leased |= new
-        return new
+                acquired.add(one)
+        self.leased |= acquired
 
     def _worker_path(self) -> str:
         return f"{self._path}/workers/{self._worker_id}"
