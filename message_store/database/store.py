@@ -1,14 +1,14 @@
 """The message store in Django's database: SQLite or PostgreSQL.
 
-Messages refer to their queue by ``contents``, a number in the queue's row. Every statement looks it up there.
-Truncation replaces the number and deletion deletes it, so a stale ``StoredQueue`` finds no old messages. A background
-task deletes the messages of the old number, and again after ``SECOND_SWEEP_SECONDS``: a concurrent push may have added
-some.
+Messages refer to their queue by ``contents``, a number in the queue's row. Every statement looks it up there, so a
+deleted queue has no messages. A background task deletes the messages of its number, and again after
+``SECOND_SWEEP_SECONDS``: a concurrent push may have added some.
 
 The row of a partition gives each id its time. A push locks this row until its commit. So ids always increase and become
 visible in order, whatever the clocks say.
 """
 
+import itertools
 import json
 import uuid
 from collections import Counter
@@ -126,23 +126,11 @@ class DatabaseStore(MessageStore):
     def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
         if not messages:
             return []
-        counts: Counter[int] = Counter()
-        steps = []
-        for message in messages:
-            counts[message.partition] += 1
-            steps.append(counts[message.partition])
-        others = random_rests(len(messages))
         try:
-            before = _dialect().push(queue.key, messages, steps, others)
+            return _push(queue, messages)
         except IntegrityError as error:
             # Only if an overwrite stored a message under a future id. None of these messages is stored.
             raise StoreUnavailable("a message with this id exists") from error
-        if not before:
-            raise NoQueue(queue.name)
-        return [
-            id_of(before[message.partition] + step, other)
-            for message, step, other in zip(messages, steps, others, strict=True)
-        ]
 
     def read(
         self,
@@ -333,13 +321,55 @@ class DatabaseStore(MessageStore):
         return sorted(Position.objects.filter(queue=queue.key).values_list("consumer", flat=True).distinct())
 
 
+@as_store_errors()
+@transaction.atomic(savepoint=False)
+def _push(queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
+    clock, numbers = _dialect().now, Counter(message.partition for message in messages)
+    pushed = ", ".join(f"({partition:d}, {number:d})" for partition, number in numbers.items())
+    with connection.cursor() as cursor:
+        # It locks the partitions' rows in order, so that two batches can't deadlock.
+        cursor.execute(
+            f"""
+            WITH pushed (partition, number) AS (VALUES {pushed})
+            INSERT INTO message_store_partitionrow AS known (contents, partition, last)
+            SELECT queue.contents, pushed.partition, {clock} - 1 + pushed.number
+            FROM message_store_queuerow AS queue, pushed WHERE queue.id = %(queue)s ORDER BY pushed.partition
+            ON CONFLICT (contents, partition) DO UPDATE
+            SET last = excluded.last + CASE WHEN known.last >= {clock} THEN known.last + 1 - {clock} ELSE 0 END
+            RETURNING contents, partition, last, {clock}
+            """,
+            {"queue": queue.key, "now": now()},
+        )
+        found = cursor.fetchall()
+    if not found:
+        raise NoQueue(queue.name)
+    contents, at = found[0][0], found[0][3]
+    ticks = {partition: itertools.count(last - numbers[partition] + 1) for _, partition, last, _ in found}
+    rows = [
+        MessageRow(
+            contents=contents,
+            partition=message.partition,
+            ticks=next(ticks[message.partition]),
+            rest=rest - SIGNED_OFFSET,
+            body=message.body,
+            content_type=message.content_type,
+            expires=at + message.ttl * TICKS_PER_SECOND,
+        )
+        for message, rest in zip(messages, random_rests(len(messages)), strict=True)
+    ]
+    MessageRow.objects.bulk_create(rows)
+    return [id_of(row.ticks, row.rest + SIGNED_OFFSET) for row in rows]
+
+
+@as_store_errors()
+@transaction.atomic
 def _remove_discarded(limit: int) -> tuple[int, int]:
     """Delete up to ``limit`` messages of discarded contents.
 
     Return the number of contents found and the number of messages deleted.
     """
     dialect = _dialect()
-    with open_cursor(in_transaction=True) as cursor:
+    with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT contents FROM message_store_discarded WHERE due <= {dialect.now} ORDER BY due "
             f"LIMIT {DISCARDED_BATCH} {dialect.skip_locked}",
@@ -365,7 +395,7 @@ def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
     query = (
         f"SELECT {dialect.row_id} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip_locked}"
     )
-    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.row_in(query)}", {"now": now()})
+    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.row_in.format(query)}", {"now": now()})
     removed: int = cursor.rowcount
     return removed
 
@@ -375,7 +405,7 @@ def _matches_ids(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
     dialect = _dialect()
     places = [(partition, *place(id_)) for partition, id_ in ids]
     lines = ", ".join(f"({partition:d}, {ticks:d}, {rest - SIGNED_OFFSET:d})" for partition, ticks, rest in places)
-    return dialect.row_in(
+    return dialect.row_in.format(
         f"""
         WITH asked (partition, ticks, rest) AS (VALUES {lines})
         SELECT (
