@@ -91,8 +91,7 @@ class SettingsInput(TypedDict, total=False):
 def create(application: str, name: str | None = None, **given: Unpack[SettingsInput]) -> StoredQueue:
     """Create a queue, by default with a random name, and return it.
 
-    If it exists, apply the given settings, except a smaller number of partitions. Raises Invalid for ``queue_name`` and
-    the fields of ``update``, and StoreUnavailable also if other clients keep creating and deleting the queue.
+    If it exists, apply the given settings, except a smaller number of partitions.
     """
     errors: dict[str, str] = {}
     if name is not None:
@@ -111,10 +110,7 @@ def create(application: str, name: str | None = None, **given: Unpack[SettingsIn
 
 
 def update(queue: StoredQueue, **given: Unpack[SettingsInput]) -> StoredQueue:
-    """Change the given settings of a queue and return it. An empty string removes all principals.
-
-    Raises Invalid for ``partitions`` (which can't shrink), ``type``, ``consistency`` and ``principles``.
-    """
+    """Change the given settings of a queue and return it. Partitions can't shrink. "" removes all principals."""
     return store().update(queue.application, queue.name, **_validated(given, queue.partitions, {}))
 
 
@@ -130,8 +126,7 @@ def find(application: str, name: str) -> StoredQueue:
 def queues(application: str, *, start: str = "", limit: int | str | None = None) -> list[StoredQueue]:
     """Return up to 1000 queues of an application, sorted by name, from the name ``start`` on.
 
-    A larger ``limit`` counts as 1000: the original service had no largest one. Raises Invalid for ``limit``,
-    ``offset``.
+    A larger ``limit`` counts as 1000: the original service had no largest one.
     """
     errors: dict[str, str] = {}
     wanted = MAX_READ if limit is None else limit
@@ -157,7 +152,6 @@ def check_name(name: str) -> None:
 
 
 def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
-    """Post a message. Raises Invalid for ``body``, ``ttl``, ``partition`` and ``content_type``, and QuotaReached."""
     return _post(queue, [_message(queue, entry)])[0]
 
 
@@ -166,8 +160,8 @@ def post_all(
 ) -> list[MessageRef]:
     """Post all of the messages or none, and return their addresses in the same order.
 
-    ``errors`` has the earlier errors of the entries that are None. Raises Invalid for the fields of ``post`` after the
-    entry's index, as in ``1.partition``, or for ``messages``; QuotaReached; and BatchTooLarge.
+    ``errors`` has the earlier errors of the entries that are None. The fields of Invalid follow the entry's index:
+    ``1.partition``.
     """
     found = dict(errors or {})
     messages = []
@@ -191,8 +185,7 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
 
     A new message can't have a future id: a reader that continues after it would miss all messages posted until then. An
     existing message may have one, since the clock may have been set back. All messages are validated before the first
-    is stored. If the store fails midway, repeat the call. Raises Invalid for the fields of ``post`` and ``message_id``,
-    and QuotaReached.
+    is stored. If the store fails midway, repeat the call.
     """
     messages = [_message(queue, entry._replace(partition=ref.partition)) for ref in refs]
     latest = store().now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
@@ -217,9 +210,8 @@ def read(
 ) -> Iterator[StoredMessage]:
     """Yield up to ``limit`` messages of each of these partitions, partition after partition.
 
-    Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. With ``batch_bytes``,
-    messages are fetched in batches of at most this size, and one message more, so that a caller may stop
-    early.
+    Reading begins at ``start``, inclusive. The store's delay applies. With ``batch_bytes``, messages are fetched in
+    batches of at most this size, and one message more, so that a caller may stop early.
     """
     used = store()
     options: Any = {"before": visible_before(used), "max_bytes": batch_bytes, "descending": descending}
@@ -274,7 +266,7 @@ def visible_before(used: MessageStore) -> int | None:
 
 
 def positions(queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-    """Return the id of a consumer's last processed message by partition. Raises Invalid for ``consumer``."""
+    """Return the id of a consumer's last processed message by partition."""
     _check_consumer(consumer)
     return store().positions(queue, consumer)
 
@@ -296,8 +288,7 @@ def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any
     """Move a consumer's positions in these partitions ``from`` one message ``to`` another. Return all positions.
 
     A position that is no longer at ``from`` (None: no position) stays, whatever happens to the others. One that was
-    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused. Raises
-    Invalid for ``consumer``, ``positions``, or the given partition.
+    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused.
     """
     _check_consumer(consumer)
     moves = _by_partition(queue, given, _parse_move)
@@ -346,8 +337,7 @@ def set_positions(
 ) -> None:
     """Set a consumer's positions in these partitions only, forward or back.
 
-    With ``versions``, raise PositionsChanged unless all its positions still have one of these versions. Raises Invalid
-    for ``consumer``, ``positions``, or the given partition.
+    With ``versions``, raise PositionsChanged unless all its positions still have one of these versions.
     """
     _check_consumer(consumer)
     new = _by_partition(queue, given, parse_id)
@@ -356,7 +346,7 @@ def set_positions(
 
 
 def delete_positions(queue: StoredQueue, consumer: str, versions: Collection[str] | None = None) -> None:
-    """Delete a consumer's positions. Raises Invalid for ``consumer``. ``versions`` works as in ``set_positions``."""
+    """Delete a consumer's positions. ``versions`` works as in ``set_positions``."""
     _check_consumer(consumer)
     store().delete_positions(queue, consumer, unchanged=_unchanged(queue, consumer, versions))
 

@@ -1,13 +1,4 @@
-"""A client of the message store's HTTP API.
-
-::
-
-    with Client("https://guardian.example.org", "notifications", key=KEY) as client:
-        client.create_queue("alice")
-        client.post("alice", "hello")
-        for message in client.messages("alice"):
-            print(message.timestamp, message.text)
-"""
+"""The blocking client of the message store's HTTP API."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
