@@ -142,12 +142,12 @@ class MessageStore(ABC):
         """Return a queue."""
 
     @abstractmethod
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+    def queues(self, application: str, *, start: str = "", limit: int = 1000) -> list[StoredQueue]:
         """Return up to ``limit`` queues of an application, from the name ``start`` on, in byte order of their names."""
 
     @abstractmethod
     def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredQueue]:
         """Return up to ``limit`` queues of all applications that name a principal.
 

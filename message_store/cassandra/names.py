@@ -120,13 +120,13 @@ class QueueTables(MessageStore):
             raise NoQueue(name)
         return row.queue
 
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+    def queues(self, application: str, *, start: str = "", limit: int = 1000) -> list[StoredQueue]:
         with translated():
             names = self._merged(cql.LIST_NAMES, [application], [start], limit)
             return self._listed(names, limit, lambda row: row.queue.key)
 
     def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredQueue]:
         with translated():
             names = self._merged(cql.LIST_PRINCIPAL, [principal], list(start), limit)
@@ -161,21 +161,19 @@ class QueueTables(MessageStore):
             for principal in dict.fromkeys(queue.principals)
         ]
 
-    def _merged(self, statement: str, key: list[str], start: list[str], limit: int | None) -> Iterator[Any]:
+    def _merged(self, statement: str, key: list[str], start: list[str], limit: int) -> Iterator[Any]:
         """Return the sorted rows of all shards of a list of names, which are read page by page."""
-        page = 10 + 2 * (NAMES_PER_READ if limit is None else limit) // SHARDS
+        page = 10 + 2 * limit // SHARDS
         bind = self._connection.bind
         shards = [bind(statement, [*key, shard, *start], fetch=page) for shard in range(SHARDS)]
         return heapq.merge(*self._connection.execute_all(shards))
 
-    def _listed(
-        self, names: Iterator[Any], limit: int | None, mark_of: Callable[[_Row], uuid.UUID]
-    ) -> list[StoredQueue]:
+    def _listed(self, names: Iterator[Any], limit: int, mark_of: Callable[[_Row], uuid.UUID]) -> list[StoredQueue]:
         """Return the queues of a list of applications, names and marks, without those that a failure left behind."""
         found: list[StoredQueue] = []
         bind = self._connection.bind
-        while limit is None or len(found) < limit:
-            some = list(islice(names, NAMES_PER_READ if limit is None else min(NAMES_PER_READ, limit - len(found))))
+        while len(found) < limit:
+            some = list(islice(names, min(NAMES_PER_READ, limit - len(found))))
             if not some:
                 break
             rows = self._connection.execute_all(

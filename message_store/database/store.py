@@ -99,13 +99,13 @@ class DatabaseStore(MessageStore):
         return StoredQueue(application, name, at, partitions, type_, consistency, tuple(json.loads(principals)), key)
 
     @as_store_errors()
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+    def queues(self, application: str, *, start: str = "", limit: int = 1000) -> list[StoredQueue]:
         rows = QueueRow.objects.filter(application=application, name__gte=start).order_by("name")
         return [_queue(row) for row in rows[:limit]]
 
     @as_store_errors()
     def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredQueue]:
         columns = "(message_store_principalrow.application, message_store_principalrow.name)"
         from_start = RawSQL(f"{columns} >= (%s, %s)", start, output_field=BooleanField())
