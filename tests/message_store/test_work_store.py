@@ -955,7 +955,8 @@ def test_a_revoked_key_ends_the_worker(database_store, over_http):
         (["tests.support.working:handle", "--pin", "orders"], "--pin orders: "),
         (["tests.support.working:handle", "--consumer", "x" * 51], "--consumer: Longer than maximum length 50"),
         (["tests.support.working:handle", "--application", "shpo"], "application shpo does not exist"),
-        (["tests.support.working:handle"], "ZOOKEEPER_HOSTS is malformed"),
+        (["tests.support.working:handle"], "hosts of ZooKeeper are malformed"),
+        (["asyncio:sleep"], "is a coroutine or generator function"),
     ],
 )
 def test_invalid_arguments_of_the_command_exit_with_2(transactional_db, settings, arguments, error_text):

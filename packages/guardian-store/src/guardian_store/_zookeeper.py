@@ -42,7 +42,10 @@ class ZooKeeperLeases(Coordination):
 
     def __init__(self, deployment: str, application: str, consumer: str, seconds: float, hosts: str) -> None:
         super().__init__(seconds)
-        collect_hosts(hosts)
+        try:
+            collect_hosts(hosts)
+        except ValueError as error:
+            raise ValueError(f"The hosts of ZooKeeper are malformed: {error}") from error
         self._hosts = hosts
         self._requested_seconds = seconds
         self._deployment = deployment
