@@ -41,8 +41,8 @@ class Invalid(ValueError):
 class MessageRef(NamedTuple):
     """The address of a message in its queue."""
 
-    id: uuid.UUID
     partition: int
+    id: uuid.UUID
 
 
 # Parsing
@@ -117,7 +117,7 @@ def parse_ids(text: str) -> list[MessageRef]:
         what = collect_error(errors, "message_id", lambda: parse_id(message_id))  # noqa: B023
         if where is None or what is None:
             raise Invalid(errors)
-        found.append(MessageRef(what, where))
+        found.append(MessageRef(where, what))
     return list(dict.fromkeys(found))
 
 

@@ -189,11 +189,11 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
     """
     messages = [_message(queue, entry._replace(partition=ref.partition)) for ref in refs]
     latest = store().now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
-    ahead = [(ref.partition, ref.id) for ref in refs if ids.place(ref.id).ticks > latest]
-    existing = {(one.partition, one.id) for one in store().read_ids(queue, ahead)} if ahead else set()
-    for partition, message_id in ahead:
-        if (partition, message_id) not in existing:
-            raise Invalid({"message_id": f'"{message_id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
+    ahead = [ref for ref in refs if ids.place(ref.id).ticks > latest]
+    existing = [(one.partition, one.id) for one in store().read_ids(queue, ahead)] if ahead else []
+    for ref in ahead:
+        if ref not in existing:
+            raise Invalid({"message_id": f'"{ref.id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
     with quota.reserved(queue.application, messages):
         for ref, message in zip(refs, messages, strict=True):
             store().overwrite(queue, ref.id, message)
@@ -232,13 +232,13 @@ def read(
 def read_ids(
     queue: StoredQueue, refs: Sequence[MessageRef], *, batch_bytes: int | None = None
 ) -> Iterator[StoredMessage]:
-    """Yield the existing messages at these addresses, in this order, without duplicates.
+    """Yield the existing messages at these addresses, in this order.
 
     With ``batch_bytes``, no more are fetched at once than fit if all are as large as allowed.
     """
     used = store()
     before = visible_before(used)
-    waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
+    waiting = [ref for ref in refs if _has(queue, ref.partition)]
     batch = len(waiting) if batch_bytes is None else max(1, batch_bytes // settings.MESSAGE_STORE_MAX_BODY)
     while waiting:
         asked, waiting = waiting[:batch], waiting[batch:]
@@ -252,9 +252,7 @@ def _has(queue: StoredQueue, partition: int) -> bool:
 
 def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
     """Delete the messages at these addresses, ignoring those that don't exist."""
-    places = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
-    if places:
-        store().delete(queue, places)
+    store().delete(queue, [ref for ref in refs if _has(queue, ref.partition)])
 
 
 def visible_before(used: MessageStore) -> int | None:
@@ -366,7 +364,7 @@ def _unchanged(queue: StoredQueue, consumer: str, versions: Collection[str] | No
 def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
     with quota.reserved(queue.application, messages):
         new_ids = store().push(queue, messages)
-    return [MessageRef(message_id, message.partition) for message_id, message in zip(new_ids, messages, strict=True)]
+    return [MessageRef(message.partition, message_id) for message_id, message in zip(new_ids, messages, strict=True)]
 
 
 def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:

@@ -532,7 +532,7 @@ def test_a_failed_message_is_kept_for_30_days_in_the_error_queue(transport, monk
 
 def store_message(queue, body, content_type="application/json"):
     """Store a message without a batch around it, which would need room of its own."""
-    ref = MessageRef(ids.message_id(Place(store().now(), 0)), 1)
+    ref = MessageRef(1, ids.message_id(Place(store().now(), 0)))
     queues.overwrite(queue, [ref], MessageInput(body, content_type=content_type))
 
 
@@ -1175,7 +1175,7 @@ def test_partitions_have_one_worker_though_one_is_killed_and_one_cut_off(databas
     for number in range(1, 7):
         handled = {body for _, partition, body in processes.done() if partition == number}
         assert handled == set(range(len(handled)))
-        [message] = queues.read_ids(queue, [MessageRef(recorded[number], number)])
+        [message] = queues.read_ids(queue, [MessageRef(number, recorded[number])])
         begun = [body for what, _, partition, body, _ in processes.read() if (what, partition) == ("begin", number)]
         assert int(message.body) == begun[-1]
     assert not WorkerRow.objects.exists()
