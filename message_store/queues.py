@@ -95,7 +95,7 @@ def create(application: str, name: str | None = None, **given: Unpack[SettingsIn
     """
     errors: dict[str, str] = {}
     if name is not None:
-        collect_error(errors, "queue_name", lambda: check_name(name))
+        collect_error(errors, "queue_name", partial(check_name, name))
     settings = _validated(given, 1, errors)
     name = name or uuid.uuid4().hex
     for _ in range(_MAX_ATTEMPTS):

@@ -13,7 +13,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.utils import CursorWrapper
@@ -341,24 +341,21 @@ def _push(queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]
             {"queue": queue.key, "now": now()},
         )
         found = cursor.fetchall()
-    if not found:
-        raise NoQueue(queue.name)
-    contents, at = found[0][0], found[0][3]
-    ticks = {partition: itertools.count(last - numbers[partition] + 1) for _, partition, last, _ in found}
-    rows = [
-        MessageRow(
-            contents=contents,
-            partition=message.partition,
-            ticks=next(ticks[message.partition]),
-            rest=rest - SIGNED_OFFSET,
-            body=message.body,
-            content_type=message.content_type,
-            expires=at + message.ttl * TICKS_PER_SECOND,
-        )
-        for message, rest in zip(messages, random_rests(len(messages)), strict=True)
-    ]
-    MessageRow.objects.bulk_create(rows)
-    return [id_of(row.ticks, row.rest + SIGNED_OFFSET) for row in rows]
+        if not found:
+            raise NoQueue(queue.name)
+        contents, at = found[0][0], found[0][3]
+        ticks = {partition: itertools.count(last - numbers[partition] + 1) for _, partition, last, _ in found}
+        ids: list[uuid.UUID] = []
+        values: list[Any] = []
+        for message, rest in zip(messages, random_rests(len(messages)), strict=True):
+            tick = next(ticks[message.partition])
+            ids.append(id_of(tick, rest))
+            values += (contents, message.partition, tick, rest - SIGNED_OFFSET, message.body, message.content_type)
+            values.append(at + message.ttl * TICKS_PER_SECOND)
+        rows = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(messages))
+        columns = "contents, partition, ticks, rest, body, content_type, expires"
+        cursor.execute(f"INSERT INTO message_store_messagerow ({columns}) VALUES {rows}", values)
+    return ids
 
 
 @as_store_errors()
