@@ -30,10 +30,7 @@ from message_store.store import StoreUnavailable
 
 
 class ApplicationForm(forms.ModelForm):
-    """The form of a new application."""
-
     def clean(self) -> dict[str, Any]:
-        """Validate the name."""
         cleaned = super().clean() or self.cleaned_data
         if "name" in cleaned:
             applications.check_name(cleaned["name"])
@@ -54,7 +51,6 @@ class ApplicationAdmin(AuditedAdmin):
     keys = column("number_of_keys", "keys")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Application]:
-        """Add the number of keys in one query."""
         found: QuerySet[Application] = super().get_queryset(request)
         return found.annotate(number_of_keys=count_related(ApplicationKey, "application"))
 
@@ -63,13 +59,11 @@ class ApplicationAdmin(AuditedAdmin):
         return reverse("stored_queues", args=[application.name])
 
     def save_model(self, request: HttpRequest, obj: Application, form: Any, change: bool) -> None:
-        """Create the application."""
         obj.pk = applications.create_application(obj.name, current_operator(request)).pk
 
     def response_add(
         self, request: HttpRequest, obj: Application, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """Create the first key and show it."""
         return _show_new_key(request, obj)
 
     @confirmed_action(
@@ -85,7 +79,6 @@ class ApplicationAdmin(AuditedAdmin):
         ),
     )
     def create_key(self, request: HttpRequest, found: list[Application]) -> HttpResponse | None:
-        """Create a key for one application, and show it."""
         try:
             return _show_new_key(request, found[0])
         except (ValidationError, ObjectDoesNotExist) as error:
@@ -103,7 +96,6 @@ class ApplicationAdmin(AuditedAdmin):
         ),
     )
     def remove(self, request: HttpRequest, found: list[Application]) -> None:
-        """Delete the applications without queues."""
         apply_to_each(
             request,
             found,
@@ -145,5 +137,4 @@ class ApplicationKeyAdmin(AuditedAdmin):
         ),
     )
     def revoke(self, request: HttpRequest, found: list[ApplicationKey]) -> None:
-        """Revoke the keys."""
         apply_to_each(request, found, lambda key: applications.revoke_key(key, current_operator(request)), "revoked")

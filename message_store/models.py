@@ -14,7 +14,6 @@ class NameField(models.CharField):  # type: ignore[type-arg]
     """A name that every database sorts by its bytes. Lists of queues and their pages rely on this order."""
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
-        """Add the collation for PostgreSQL."""
         collation = "C" if connection.vendor == "postgresql" else None
         return {**super().db_parameters(connection), "collation": collation}
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from typing import Any, NamedTuple, TypeVar
 
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import MAX_REST, Place
 from message_store.models import MAX_NAME_LENGTH
 from rabbit.names import readable
 
@@ -41,8 +41,8 @@ class Invalid(ValueError):
 class MessageRef(NamedTuple):
     """The address of a message in its queue."""
 
-    id: uuid.UUID
     partition: int
+    id: uuid.UUID
 
 
 # Parsing
@@ -62,7 +62,6 @@ def parse_number(value: Any, least: int, most: int) -> int:
 
 
 def parse_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return the value if it is one of the choices, or raise ValueError."""
     if value not in choices:
         raise ValueError(f'"{readable_text(value)}" is not one of {", ".join(choices)}')
     return str(value)
@@ -94,7 +93,6 @@ def parse_since(text: str, *, descending: bool = False) -> Place:
 
 
 def parse_id(text: Any) -> uuid.UUID:
-    """Parse a message id. Raises ValueError."""
     if isinstance(text, str):
         try:
             return ids.parse(text)
@@ -119,7 +117,7 @@ def parse_ids(text: str) -> list[MessageRef]:
         what = collect_error(errors, "message_id", lambda: parse_id(message_id))  # noqa: B023
         if where is None or what is None:
             raise Invalid(errors)
-        found.append(MessageRef(what, where))
+        found.append(MessageRef(where, what))
     return list(dict.fromkeys(found))
 
 

@@ -28,7 +28,6 @@ class Caller:
 
     @property
     def principal(self) -> str | None:
-        """The caller's principal, or None if anonymous."""
         if self.application is not None:
             return f"app:{self.application}"
         return None if self.email is None else f"bid:{self.email}"

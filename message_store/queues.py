@@ -9,14 +9,15 @@ import re
 import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from django.conf import settings
 
 from core.texts import has_control_characters
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import TICKS_PER_SECOND, Place
 from message_store import principals, quota
 from message_store.models import MAX_NAME_LENGTH
 from message_store.parameters import (
@@ -40,6 +41,7 @@ from message_store.store import (
     NoQueue,
     PositionsChanged,
     QueueExists,
+    QueueSettings,
     StoredMessage,
     StoredQueue,
     StoreUnavailable,
@@ -74,51 +76,42 @@ class MessageInput(NamedTuple):
     content_type: str = ""
 
 
+class SettingsInput(TypedDict, total=False):
+    """Settings of a queue. None is as if it was not given."""
+
+    partitions: int | str | None
+    type: str | None
+    consistency: str | None
+    principals: str | None
+
+
 # Queues
 
 
-def create(
-    application: str,
-    name: str | None = None,
-    *,
-    partitions: int | str | None = None,
-    type: str | None = None,  # noqa: A002 - as the store has it
-    consistency: str | None = None,
-    principals: str | None = None,
-) -> StoredQueue:
+def create(application: str, name: str | None = None, **given: Unpack[SettingsInput]) -> StoredQueue:
     """Create a queue, by default with a random name, and return it.
 
-    If it exists, apply the given settings, except a smaller number of partitions. Raises Invalid for ``queue_name``,
-    ``partitions``, ``type``, ``consistency`` and ``principles``, and StoreUnavailable also if other clients keep
-    creating and deleting the queue.
+    If it exists, apply the given settings, except a smaller number of partitions.
     """
-    given = _validated(1, partitions, type, consistency, principals, name=name)
-    name = given.pop("name", None) or uuid.uuid4().hex
+    errors: dict[str, str] = {}
+    if name is not None:
+        collect_error(errors, "queue_name", partial(check_name, name))
+    settings = _validated(given, 1, errors)
+    name = name or uuid.uuid4().hex
     for _ in range(_MAX_ATTEMPTS):
         try:
-            return store().register(application, name, **given)
+            return store().register(application, name, **settings)
         except QueueExists:
             try:
-                return store().update(application, name, **given)
+                return store().update(application, name, **settings)
             except NoQueue:
                 continue
     raise StoreUnavailable(f"Other clients keep creating and deleting the queue {name}.")
 
 
-def update(
-    queue: StoredQueue,
-    *,
-    partitions: int | str | None = None,
-    type: str | None = None,  # noqa: A002 - as the store has it
-    consistency: str | None = None,
-    principals: str | None = None,
-) -> StoredQueue:
-    """Change the given settings of a queue and return it. An empty string removes all principals.
-
-    Raises Invalid for ``partitions`` (which can't shrink), ``type``, ``consistency`` and ``principles``.
-    """
-    given = _validated(queue.partitions, partitions, type, consistency, principals)
-    return store().update(queue.application, queue.name, **given)
+def update(queue: StoredQueue, **given: Unpack[SettingsInput]) -> StoredQueue:
+    """Change the given settings of a queue and return it. Partitions can't shrink. "" removes all principals."""
+    return store().update(queue.application, queue.name, **_validated(given, queue.partitions, {}))
 
 
 def find(application: str, name: str) -> StoredQueue:
@@ -133,8 +126,7 @@ def find(application: str, name: str) -> StoredQueue:
 def queues(application: str, *, start: str = "", limit: int | str | None = None) -> list[StoredQueue]:
     """Return up to 1000 queues of an application, sorted by name, from the name ``start`` on.
 
-    A larger ``limit`` counts as 1000: the original service had no largest one. Raises Invalid for ``limit``,
-    ``offset``.
+    A larger ``limit`` counts as 1000: the original service had no largest one.
     """
     errors: dict[str, str] = {}
     wanted = MAX_READ if limit is None else limit
@@ -160,7 +152,6 @@ def check_name(name: str) -> None:
 
 
 def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
-    """Post a message. Raises Invalid for ``body``, ``ttl``, ``partition`` and ``content_type``, and QuotaReached."""
     return _post(queue, [_message(queue, entry)])[0]
 
 
@@ -169,8 +160,8 @@ def post_all(
 ) -> list[MessageRef]:
     """Post all of the messages or none, and return their addresses in the same order.
 
-    ``errors`` has the earlier errors of the entries that are None. Raises Invalid for the fields of ``post`` after the
-    entry's index, as in ``1.partition``, or for ``messages``; QuotaReached; and BatchTooLarge.
+    ``errors`` has the earlier errors of the entries that are None. The fields of Invalid follow the entry's index:
+    ``1.partition``.
     """
     found = dict(errors or {})
     messages = []
@@ -194,16 +185,15 @@ def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInpu
 
     A new message can't have a future id: a reader that continues after it would miss all messages posted until then. An
     existing message may have one, since the clock may have been set back. All messages are validated before the first
-    is stored. If the store fails midway, repeat the call. Raises Invalid for the fields of ``post`` and ``message_id``,
-    and QuotaReached.
+    is stored. If the store fails midway, repeat the call.
     """
     messages = [_message(queue, entry._replace(partition=ref.partition)) for ref in refs]
     latest = store().now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
-    ahead = [(ref.partition, ref.id) for ref in refs if ids.place(ref.id).ticks > latest]
-    existing = {(one.partition, one.id) for one in store().read_ids(queue, ahead)} if ahead else set()
-    for partition, message_id in ahead:
-        if (partition, message_id) not in existing:
-            raise Invalid({"message_id": f'"{message_id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
+    ahead = [ref for ref in refs if ids.place(ref.id).ticks > latest]
+    existing = [(one.partition, one.id) for one in store().read_ids(queue, ahead)] if ahead else []
+    for ref in ahead:
+        if ref not in existing:
+            raise Invalid({"message_id": f'"{ref.id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
     with quota.reserved(queue.application, messages):
         for ref, message in zip(refs, messages, strict=True):
             store().overwrite(queue, ref.id, message)
@@ -220,9 +210,8 @@ def read(
 ) -> Iterator[StoredMessage]:
     """Yield up to ``limit`` messages of each of these partitions, partition after partition.
 
-    Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. With ``batch_bytes``,
-    messages are fetched in batches of at most this size, and one message more, so that a caller may stop
-    early.
+    Reading begins at ``start``, inclusive. The store's delay applies. With ``batch_bytes``, messages are fetched in
+    batches of at most this size, and one message more, so that a caller may stop early.
     """
     used = store()
     options: Any = {"before": visible_before(used), "max_bytes": batch_bytes, "descending": descending}
@@ -236,19 +225,20 @@ def read(
             if not some or batch_bytes is None or sum(message.size for message in some) < batch_bytes:
                 break
             to_read -= len(some)
-            place = (place_before if descending else ids.place_after)(some[-1].id)
+            last = ids.place(some[-1].id)
+            place = last.previous if descending else last.next
 
 
 def read_ids(
     queue: StoredQueue, refs: Sequence[MessageRef], *, batch_bytes: int | None = None
 ) -> Iterator[StoredMessage]:
-    """Yield the existing messages at these addresses, in this order, without duplicates.
+    """Yield the existing messages at these addresses, in this order.
 
     With ``batch_bytes``, no more are fetched at once than fit if all are as large as allowed.
     """
     used = store()
     before = visible_before(used)
-    waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
+    waiting = [ref for ref in refs if _has(queue, ref.partition)]
     batch = len(waiting) if batch_bytes is None else max(1, batch_bytes // settings.MESSAGE_STORE_MAX_BODY)
     while waiting:
         asked, waiting = waiting[:batch], waiting[batch:]
@@ -262,9 +252,7 @@ def _has(queue: StoredQueue, partition: int) -> bool:
 
 def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
     """Delete the messages at these addresses, ignoring those that don't exist."""
-    places = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if _has(queue, ref.partition)]
-    if places:
-        store().delete(queue, places)
+    store().delete(queue, [ref for ref in refs if _has(queue, ref.partition)])
 
 
 def visible_before(used: MessageStore) -> int | None:
@@ -272,16 +260,11 @@ def visible_before(used: MessageStore) -> int | None:
     return used.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
 
 
-def place_before(message_id: uuid.UUID) -> Place:
-    ticks, rest = ids.place(message_id)
-    return Place(ticks, rest - 1) if rest else Place(ticks - 1, MAX_REST)
-
-
 # Positions
 
 
 def positions(queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-    """Return the id of a consumer's last processed message by partition. Raises Invalid for ``consumer``."""
+    """Return the id of a consumer's last processed message by partition."""
     _check_consumer(consumer)
     return store().positions(queue, consumer)
 
@@ -295,7 +278,7 @@ def version_of(positions: Mapping[int, uuid.UUID]) -> str:
 def waiting(queue: StoredQueue, positions: Mapping[int, uuid.UUID], partitions: Iterable[int]) -> list[int]:
     """Return which of these partitions have messages after these positions. The store's delay applies."""
     used = store()
-    starts = {one: ids.place_after(positions[one]) if one in positions else None for one in partitions}
+    starts = {one: ids.place(positions[one]).next if one in positions else None for one in partitions}
     return used.waiting(queue, starts, before=visible_before(used)) if starts else []
 
 
@@ -303,8 +286,7 @@ def advance_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any
     """Move a consumer's positions in these partitions ``from`` one message ``to`` another. Return all positions.
 
     A position that is no longer at ``from`` (None: no position) stays, whatever happens to the others. One that was
-    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused. Raises
-    Invalid for ``consumer``, ``positions``, or the given partition.
+    moved is returned as moved, even if it was deleted since: else the caller would take its move for refused.
     """
     _check_consumer(consumer)
     moves = _by_partition(queue, given, _parse_move)
@@ -353,8 +335,7 @@ def set_positions(
 ) -> None:
     """Set a consumer's positions in these partitions only, forward or back.
 
-    With ``versions``, raise PositionsChanged unless all its positions still have one of these versions. Raises Invalid
-    for ``consumer``, ``positions``, or the given partition.
+    With ``versions``, raise PositionsChanged unless all its positions still have one of these versions.
     """
     _check_consumer(consumer)
     new = _by_partition(queue, given, parse_id)
@@ -363,7 +344,7 @@ def set_positions(
 
 
 def delete_positions(queue: StoredQueue, consumer: str, versions: Collection[str] | None = None) -> None:
-    """Delete a consumer's positions. Raises Invalid for ``consumer``. ``versions`` works as in ``set_positions``."""
+    """Delete a consumer's positions. ``versions`` works as in ``set_positions``."""
     _check_consumer(consumer)
     store().delete_positions(queue, consumer, unchanged=_unchanged(queue, consumer, versions))
 
@@ -383,70 +364,48 @@ def _unchanged(queue: StoredQueue, consumer: str, versions: Collection[str] | No
 def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
     with quota.reserved(queue.application, messages):
         new_ids = store().push(queue, messages)
-    return [MessageRef(message_id, message.partition) for message_id, message in zip(new_ids, messages, strict=True)]
+    return [MessageRef(message.partition, message_id) for message_id, message in zip(new_ids, messages, strict=True)]
 
 
 def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:
     """Validate a message and fill in its defaults. Raises Invalid."""
     errors: dict[str, str] = {}
-    partition, ttl = 0, DEFAULT_TTL_SECONDS
-    if not entry.body:
+    body, partition, ttl, kind = entry.body, entry.partition, entry.ttl, entry.content_type
+    if not body:
         errors["body"] = REQUIRED
-    elif len(entry.body) > settings.MESSAGE_STORE_MAX_BODY:
-        errors["body"] = f"{len(entry.body)} bytes are more than {settings.MESSAGE_STORE_MAX_BODY}"
-    try:
-        if entry.partition is None:
-            partition = 1 + secrets.randbelow(queue.partitions) if queue.partitions > 1 else 1
-        else:
-            partition = parse_number(entry.partition, 1, queue.partitions)
-    except ValueError as error:
-        errors["partition"] = str(error)
-    try:
-        if entry.ttl is not None:
-            ttl = parse_number(entry.ttl, 1, MAX_TTL_SECONDS)
-    except ValueError as error:
-        errors["ttl"] = str(error)
-    if len(entry.content_type) > MAX_CONTENT_TYPE_LENGTH:
+    elif len(body) > settings.MESSAGE_STORE_MAX_BODY:
+        errors["body"] = f"{len(body)} bytes are more than {settings.MESSAGE_STORE_MAX_BODY}"
+    if partition is None:
+        partition = 1 + secrets.randbelow(queue.partitions)
+    if ttl is None:
+        ttl = DEFAULT_TTL_SECONDS
+    where = collect_error(errors, "partition", lambda: parse_number(partition, 1, queue.partitions))
+    seconds = collect_error(errors, "ttl", lambda: parse_number(ttl, 1, MAX_TTL_SECONDS))
+    if len(kind) > MAX_CONTENT_TYPE_LENGTH:
         errors["content_type"] = f"Longer than maximum length {MAX_CONTENT_TYPE_LENGTH}"
-    elif not _CONTENT_TYPE.fullmatch(entry.content_type):
-        errors["content_type"] = f'"{readable_text(entry.content_type)}" is not a content type'
-    if errors:
+    elif not _CONTENT_TYPE.fullmatch(kind):
+        errors["content_type"] = f'"{readable_text(kind)}" is not a content type'
+    if errors or where is None or seconds is None:
         raise Invalid(errors)
-    return NewMessage(entry.body, partition, ttl, entry.content_type)
+    return NewMessage(body, where, seconds, kind)
 
 
-def _validated(
-    least: int,
-    partitions: int | str | None,
-    type_: str | None,
-    consistency: str | None,
-    named: str | None,
-    name: str | None = None,
-) -> dict[str, Any]:
-    """Return the given settings, parsed for the store. Raises Invalid."""
-    errors: dict[str, str] = {}
-    checks: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
-        "name": ("queue_name", name, _valid_name),
-        "partitions": ("partitions", partitions, lambda value: parse_number(value, least, MAX_PARTITIONS)),
-        "type": ("type", type_, lambda value: parse_choice(value, TYPES)),
-        "consistency": ("consistency", consistency, lambda value: parse_choice(value, CONSISTENCIES)),
-        "principals": ("principles", named, principals.parse),
+def _validated(given: SettingsInput, least: int, errors: dict[str, str]) -> QueueSettings:
+    """Return the given settings, parsed for the store. Raises Invalid with these and further errors."""
+    parsers: dict[str, Callable[[Any], Any]] = {
+        "partitions": lambda value: parse_number(value, least, MAX_PARTITIONS),
+        "type": lambda value: parse_choice(value, TYPES),
+        "consistency": lambda value: parse_choice(value, CONSISTENCIES),
+        "principals": principals.parse,
     }
-    given = {}
-    for key, (field, value, check) in checks.items():
+    parsed: Any = {}
+    for name, value in given.items():
         if value is not None:
-            try:
-                given[key] = check(value)
-            except ValueError as error:
-                errors[field] = str(error)
+            field = "principles" if name == "principals" else name
+            parsed[name] = collect_error(errors, field, partial(parsers[name], value))
     if errors:
         raise Invalid(errors)
-    return given
-
-
-def _valid_name(name: str) -> str:
-    check_name(name)
-    return name
+    return cast(QueueSettings, parsed)
 
 
 def _check_consumer(consumer: str) -> None:

@@ -77,7 +77,6 @@ def measure_due() -> None:
 
 
 def _measure(application: str, held: HeldLease) -> None:
-    """Replace the counted bytes by those in the store."""
     rows = Application.objects.filter(name=application)
     counted = rows.values_list("stored_bytes", flat=True).first() or 0
     measured, start = 0, ""

@@ -8,42 +8,56 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from guardian_store import ids
-from guardian_store.ids import Place
+from guardian_store import _ids as ids
+from guardian_store._ids import TICKS_PER_SECOND, Place
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 1_000_000
+
+SIGNED_OFFSET = 1 << 63
+"""Subtracted from the rest of an id, since integers in databases are signed."""
 
 MESSAGE_OVERHEAD = 100
 """Bytes that count for a message besides its body and content type. Its row and indexes take about as many."""
 
 
-class StoreError(Exception):
-    """Base class of the errors of a store."""
-
-
-class StoreUnavailable(StoreError):
+class StoreUnavailable(Exception):
     """The store is unreachable or failed. The call's changes may or may not be stored."""
 
 
-class NoQueue(StoreError):
+class NoQueue(Exception):
     """The queue does not exist, or was deleted after it was found."""
 
 
-class PositionsChanged(StoreError):
+class PositionsChanged(Exception):
     """The positions are no longer those that the caller read."""
 
 
-class BatchTooLarge(StoreError):
+class BatchTooLarge(Exception):
     """The messages of one push are more than the store can store as a whole. None is stored."""
 
 
-class QueueExists(StoreError):
+class QueueExists(Exception):
     """The application has a queue of this name."""
+
+
+class QueueSettings(TypedDict, total=False):
+    """The settings of a queue, or some of them."""
+
+    partitions: int
+    type: str
+    consistency: str
+    principals: Sequence[str]
+
+
+DEFAULT_SETTINGS = QueueSettings(partitions=1, type="user", consistency="strong", principals=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class StoredMessage(NamedTuple):
 class MessageStore(ABC):
     """Queues and their messages.
 
-    The messages of a partition are ordered by ``guardian_store.ids.place``. A pushed message gets an id after those of
+    The messages of a partition are ordered by ``guardian_store._ids.place``. A pushed message gets an id after those of
     all messages that were readable in its partition before. So a reader that continues after its last message misses
     none, unless ``delay`` is set. Expired messages are never returned.
 
@@ -116,29 +130,11 @@ class MessageStore(ABC):
     # Queues
 
     @abstractmethod
-    def register(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int = 1,
-        type: str = "user",  # noqa: A002 - what the API calls it
-        consistency: str = "strong",
-        principals: Sequence[str] = (),
-    ) -> StoredQueue:
+    def register(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         """Create a queue and return it. Raises QueueExists for a name that exists; that queue stays unchanged."""
 
     @abstractmethod
-    def update(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int | None = None,
-        type: str | None = None,  # noqa: A002 - what the API calls it
-        consistency: str | None = None,
-        principals: Sequence[str] | None = None,
-    ) -> StoredQueue:
+    def update(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         """Change the given settings and return the updated queue. A smaller number of partitions is ignored."""
 
     @abstractmethod
@@ -146,12 +142,12 @@ class MessageStore(ABC):
         """Return a queue."""
 
     @abstractmethod
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+    def queues(self, application: str, *, start: str = "", limit: int = 1000) -> list[StoredQueue]:
         """Return up to ``limit`` queues of an application, from the name ``start`` on, in byte order of their names."""
 
     @abstractmethod
     def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredQueue]:
         """Return up to ``limit`` queues of all applications that name a principal.
 
@@ -190,6 +186,7 @@ class MessageStore(ABC):
         which the sizes add up to ``max_bytes`` is the last one. Bodies after it are not fetched.
         """
 
+    @abstractmethod
     def waiting(
         self, queue: StoredQueue, starts: Mapping[int, Place | None], *, before: int | None = None
     ) -> list[int]:
@@ -197,11 +194,6 @@ class MessageStore(ABC):
 
         Workers call this for their idle partitions all the time, so a store should need one statement for it.
         """
-        return [
-            partition
-            for partition, start in starts.items()
-            if self.read(queue, partition, start=start, before=before, limit=1)
-        ]
 
     @abstractmethod
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
@@ -275,6 +267,11 @@ class MessageStore(ABC):
     @abstractmethod
     def consumers(self, queue: StoredQueue) -> Iterable[str]:
         """Return the sorted names of the consumers with positions."""
+
+
+def time_of(ticks: int) -> datetime:
+    """Return the time of these ticks, rounded down to microseconds."""
+    return EPOCH + timedelta(microseconds=ticks // TICKS_PER_MICROSECOND)
 
 
 STORES = {

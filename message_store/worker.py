@@ -16,8 +16,8 @@ from guardian_store import (
     Transport,
     Unavailable,
     WorkQueue,
-    ids,
 )
+from guardian_store import _ids as ids
 from message_store import leases, queues
 from message_store.quota import QuotaReached
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
@@ -60,7 +60,7 @@ class StoreTransport(Transport):
         return {queue.name: WorkQueue(self, queue.name, queue.partitions, queue.created, queue) for queue in found}
 
     def read(self, queue: WorkQueue, partition: int, after: str | None, limit: int) -> Page:
-        start = None if after is None else ids.place_after(uuid.UUID(after))
+        start = None if after is None else ids.place(uuid.UUID(after)).next
         name, deployment = queue.name, self.deployment
         new = tuple.__new__  # Message(…) would take twice the time
         with _errors():

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
-from guardian_store.ids import place
+from guardian_store._ids import place
 from tools.faults import Finding
 from tools.load import Request
 

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Collection
 from typing import NamedTuple
 
-from guardian_store.ids import TICKS_PER_SECOND, Place
+from guardian_store._ids import TICKS_PER_SECOND, Place
 
 MESSAGES = 8192
 BYTES = 8 * 1024 * 1024

@@ -35,7 +35,7 @@ from cassandra.protocol import ErrorMessage
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
 from django.conf import settings
 
-from guardian_store.ids import TICKS_PER_SECOND, UUID_EPOCH_OFFSET
+from guardian_store._ids import TICKS_PER_SECOND, UUID_EPOCH_OFFSET
 from message_store.cassandra import cql as cassandra_cql
 from message_store.cassandra import schema
 from message_store.cassandra.settings import contact_points
@@ -277,11 +277,9 @@ class Connection:
         return self.start(statement, timeout).wait()
 
     def start(self, statement: Any, timeout: float = REQUEST_SECONDS) -> Rows:
-        """Send a statement, without waiting for its rows."""
         return Rows(self.session, statement, timeout)
 
     def execute_all(self, statements: Iterable[Any]) -> list[Rows]:
-        """Execute statements concurrently and return their rows."""
         found: list[Rows] = []
         for statement in statements:
             if len(found) >= CONCURRENCY:
@@ -306,7 +304,6 @@ def batch(statements: Iterable[BoundStatement], level: int, *, logged: bool = Fa
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the driver's errors into those of a store."""
     try:
         yield
     except InvalidRequest as error:

@@ -7,23 +7,25 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from cassandra import ConsistencyLevel
 from cassandra.policies import FallthroughRetryPolicy
 from cassandra.query import BoundStatement
 
-from guardian_store.ids import TICKS_PER_SECOND, id_of, place, random_rests
+from guardian_store._ids import TICKS_PER_SECOND, id_of, place, random_rests
 from message_store.cassandra import cql
 from message_store.cassandra.cluster import ERRORS, Connection, Rows, connections, translated
 from message_store.store import (
+    DEFAULT_SETTINGS,
     MessageStore,
     NoQueue,
     QueueExists,
+    QueueSettings,
     StoredQueue,
     StoreUnavailable,
+    time_of,
 )
 
 QUORUM_SECONDS = 1.0
@@ -36,8 +38,6 @@ MAX_ATTEMPTS = 20
 """Tries of a lightweight transaction that others forestall."""
 
 NAMES_PER_READ = 100
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Row(NamedTuple):
@@ -61,25 +61,18 @@ class QueueTables(MessageStore):
     def _connection(self) -> Connection:
         return connections.get()
 
-    def register(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int = 1,
-        type: str = "user",  # noqa: A002 - what the API calls it
-        consistency: str = "strong",
-        principals: Sequence[str] = (),
-    ) -> StoredQueue:
+    def register(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         with translated():
             if self._row(application, name) is not None:
                 raise QueueExists(name)
             key, listing = self._new_id(), self._new_id()
-            queue = StoredQueue(application, name, time_of(key), partitions, type, consistency, tuple(principals), key)
+            settings: dict[str, Any] = {**DEFAULT_SETTINGS, **given}
+            settings["principals"] = tuple(settings["principals"])
+            queue = StoredQueue(application, name, time_of(place(key).ticks), key=key, **settings)
             self._connection.execute_all(
                 [self._name_row(cql.ADD_NAME, queue), *self._principal_rows(cql.ADD_PRINCIPAL, queue, listing)]
             )
-            values = [application, name, key, partitions, type, consistency, list(principals), listing]
+            values = [application, name, key, *_settings(queue), listing]
             if not self._transact(self._connection.bind(cql.CREATE_QUEUE, values)):
                 self._connection.execute_later(
                     [
@@ -90,34 +83,21 @@ class QueueTables(MessageStore):
                 raise QueueExists(name)
         return queue
 
-    def update(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int | None = None,
-        type: str | None = None,  # noqa: A002 - what the API calls it
-        consistency: str | None = None,
-        principals: Sequence[str] | None = None,
-    ) -> StoredQueue:
+    def update(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         with translated():
             for _ in range(MAX_ATTEMPTS):
                 row = self._existing_row(application, name)
                 old, listing = row.queue, row.listing
-                new = replace(
-                    old,
-                    partitions=max(partitions or 0, old.partitions),
-                    type=type or old.type,
-                    consistency=consistency or old.consistency,
-                    principals=old.principals if principals is None else tuple(principals),
-                )
+                settings: dict[str, Any] = {"principals": old.principals, **given}
+                settings["principals"] = tuple(settings["principals"])
+                settings["partitions"] = max(given.get("partitions", 0), old.partitions)
+                new = replace(old, **settings)
                 if new == old:
                     return old
                 if new.principals != old.principals:
                     listing = self._new_id()
                     self._connection.execute_all(self._principal_rows(cql.ADD_PRINCIPAL, new, listing))
-                settings = [new.partitions, new.type, new.consistency, list(new.principals), listing]
-                values = [row.version + 1, *settings, application, name, old.key, row.version]
+                values = [row.version + 1, *_settings(new), listing, application, name, old.key, row.version]
                 is_done = self._transact(self._connection.bind(cql.UPDATE_QUEUE, values))
                 if listing != row.listing:
                     unused = (old, row.listing) if is_done else (new, listing)
@@ -140,13 +120,13 @@ class QueueTables(MessageStore):
             raise NoQueue(name)
         return row.queue
 
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+    def queues(self, application: str, *, start: str = "", limit: int = 1000) -> list[StoredQueue]:
         with translated():
             names = self._merged(cql.LIST_NAMES, [application], [start], limit)
             return self._listed(names, limit, lambda row: row.queue.key)
 
     def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredQueue]:
         with translated():
             names = self._merged(cql.LIST_PRINCIPAL, [principal], list(start), limit)
@@ -181,21 +161,19 @@ class QueueTables(MessageStore):
             for principal in dict.fromkeys(queue.principals)
         ]
 
-    def _merged(self, statement: str, key: list[str], start: list[str], limit: int | None) -> Iterator[Any]:
+    def _merged(self, statement: str, key: list[str], start: list[str], limit: int) -> Iterator[Any]:
         """Return the sorted rows of all shards of a list of names, which are read page by page."""
-        page = 10 + 2 * (NAMES_PER_READ if limit is None else limit) // SHARDS
+        page = 10 + 2 * limit // SHARDS
         bind = self._connection.bind
         shards = [bind(statement, [*key, shard, *start], fetch=page) for shard in range(SHARDS)]
         return heapq.merge(*self._connection.execute_all(shards))
 
-    def _listed(
-        self, names: Iterator[Any], limit: int | None, mark_of: Callable[[_Row], uuid.UUID]
-    ) -> list[StoredQueue]:
+    def _listed(self, names: Iterator[Any], limit: int, mark_of: Callable[[_Row], uuid.UUID]) -> list[StoredQueue]:
         """Return the queues of a list of applications, names and marks, without those that a failure left behind."""
         found: list[StoredQueue] = []
         bind = self._connection.bind
-        while limit is None or len(found) < limit:
-            some = list(islice(names, NAMES_PER_READ if limit is None else min(NAMES_PER_READ, limit - len(found))))
+        while len(found) < limit:
+            some = list(islice(names, min(NAMES_PER_READ, limit - len(found))))
             if not some:
                 break
             rows = self._connection.execute_all(
@@ -217,7 +195,6 @@ class QueueTables(MessageStore):
         return self._connection.execute(self._connection.bind(cql.IS_REMOVED, [queue.key], level)).one() is not None
 
     def _require(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> None:
-        """Raise NoQueue if the queue was removed."""
         if self._is_removed(queue, level):
             raise NoQueue(queue.name)
 
@@ -243,12 +220,12 @@ def _row_or_none(application: str, rows: Rows) -> _Row | None:
 def _row_of(application: str, row: Sequence[Any]) -> _Row:
     name, key, version, partitions, type_, consistency, principals, listing = row
     named = tuple(principals or ())
-    queue = StoredQueue(application, name, time_of(key), partitions, type_, consistency, named, key)
+    queue = StoredQueue(application, name, time_of(place(key).ticks), partitions, type_, consistency, named, key)
     return _Row(queue, version, listing)
 
 
-def time_of(key: uuid.UUID) -> datetime:
-    return _EPOCH + timedelta(microseconds=place(key).ticks // 10)
+def _settings(queue: StoredQueue) -> list[Any]:
+    return [queue.partitions, queue.type, queue.consistency, list(queue.principals)]
 
 
 def _shard(name: str) -> int:

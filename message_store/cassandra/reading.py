@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from cassandra import ConsistencyLevel
 
-from guardian_store.ids import Place
+from guardian_store._ids import Place
 from message_store.cassandra import buckets, cql
 from message_store.cassandra.buckets import Bucket
 from message_store.cassandra.cluster import Connection
 from message_store.cassandra.cql import REMOVED, START
-from message_store.store import NoQueue, StoredQueue
+from message_store.store import SIGNED_OFFSET, NoQueue, StoredQueue
 
 LEVELS = {
     "weak": ConsistencyLevel.ONE,
@@ -22,9 +22,6 @@ LEVELS = {
 """What a queue's consistency means for its messages. Queues and positions always need a quorum."""
 
 BUCKETS_PER_PAGE = 100
-
-SIGNED_OFFSET = 1 << 63
-"""Subtracted from the rest of an id, since integers in databases are signed."""
 
 
 class Entry(NamedTuple):
@@ -134,7 +131,6 @@ class Reading:
         return (bucket.start if self._sign > 0 else 1 - bucket.end, -SIGNED_OFFSET)
 
     def _is_within(self, entry: Entry) -> bool:
-        """Return whether all of the bucket was read."""
         bucket, full = entry.bucket, entry.full
         reaches_end = bucket.end <= self._upper.ticks or (full is not None and full < self._upper.ticks)
         return Place(bucket.start, 0) >= self._lower and reaches_end

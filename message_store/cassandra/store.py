@@ -25,15 +25,16 @@ from typing import Any
 from cassandra import ConsistencyLevel
 from cassandra.query import BoundStatement
 
-from guardian_store.ids import MAX_REST, MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND, Place, id_of, place, random_rests
+from guardian_store._ids import MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND, Place, id_of, place, random_rests
 from message_store.cassandra import buckets, cql
 from message_store.cassandra.buckets import Bucket, bucket_of
 from message_store.cassandra.cluster import ERRORS, batch, boot_seconds, translated
 from message_store.cassandra.cql import END, START
 from message_store.cassandra.positions import PositionTables
-from message_store.cassandra.reading import LEVELS, SIGNED_OFFSET, Entry, Reading, entries_of
+from message_store.cassandra.reading import LEVELS, Entry, Reading, entries_of
 from message_store.store import (
     MESSAGE_OVERHEAD,
+    SIGNED_OFFSET,
     BatchTooLarge,
     NewMessage,
     StoredMessage,
@@ -190,7 +191,7 @@ class CassandraStore(PositionTables):
         lower, upper = Place(MIN_TICKS, 0), Place(MAX_TICKS + 1 if before is None else before, 0)
         if start is not None:
             if descending:
-                upper = min(upper, _place_after(start))
+                upper = min(upper, start.next)
             else:
                 lower = max(lower, start)
         if lower >= upper or limit < 1:
@@ -203,7 +204,7 @@ class CassandraStore(PositionTables):
                 sizes = Reading(self._connection, queue, partition, lower, upper, limit, descending, sizes_only=True)
                 last = _last_within(sizes.messages(), max_bytes, limit, now)
                 if last is not None:
-                    lower, upper = (last, upper) if descending else (lower, _place_after(last))
+                    lower, upper = (last, upper) if descending else (lower, last.next)
             reading = Reading(self._connection, queue, partition, lower, upper, limit, descending)
             for ticks, rest, expires, body, content_type in reading.messages():
                 if expires > now:
@@ -248,7 +249,6 @@ class CassandraStore(PositionTables):
             self._connection.execute_all(self._at(cql.DELETE_MESSAGE, queue, ids))
 
     def _at(self, statement: str, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> Iterator[BoundStatement]:
-        """Yield a statement for each of these messages."""
         for partition, message_id in ids:
             at = place(message_id)
             bucket = bucket_of(at)
@@ -297,7 +297,6 @@ class CassandraStore(PositionTables):
         ]
 
     def _entries(self, queue: StoredQueue, level: int = ConsistencyLevel.LOCAL_QUORUM) -> Iterator[tuple[int, Entry]]:
-        """Yield the entries of the index of all partitions."""
         partitions, every = range(1, queue.partitions + 1), [-SIGNED_OFFSET, SIGNED_OFFSET - 1]
         reads = (self._connection.bind(cql.FOLLOWING, [queue.key, number, *every], level) for number in partitions)
         for partition, rows in zip(partitions, self._connection.execute_all(reads), strict=True):
@@ -366,7 +365,3 @@ def _seconds_in_index(bucket: Bucket, lifetime: int, ticks: int) -> int:
     """Return the TTL of an entry of the index that is written now: its bucket's rest, and that of the last message."""
     rest = min(max(bucket.end - ticks, 0), 2 * buckets.WIDTHS[0])  # a client's id may be in the far future
     return rest // TICKS_PER_SECOND + lifetime + SETTLED_SECONDS
-
-
-def _place_after(at: Place) -> Place:
-    return Place(at.ticks, at.rest + 1) if at.rest < MAX_REST else Place(at.ticks + 1, 0)

@@ -1,19 +1,19 @@
 """The message store in Django's database: SQLite or PostgreSQL.
 
-Messages refer to their queue by ``contents``, a number in the queue's row. Every statement looks it up there.
-Truncation replaces the number and deletion deletes it, so a stale ``StoredQueue`` finds no old messages. A background
-task deletes the messages of the old number, and again after ``SECOND_SWEEP_SECONDS``: a concurrent push may have added
-some.
+Messages refer to their queue by ``contents``, a number in the queue's row. Every statement looks it up there, so a
+deleted queue has no messages. A background task deletes the messages of its number, and again after
+``SECOND_SWEEP_SECONDS``: a concurrent push may have added some.
 
 The row of a partition gives each id its time. A push locks this row until its commit. So ids always increase and become
 visible in order, whatever the clocks say.
 """
 
+import itertools
 import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from typing import Any, Unpack
 
 from django.db import IntegrityError, connection, transaction
 from django.db.backends.utils import CursorWrapper
@@ -21,29 +21,30 @@ from django.db.models import BooleanField, Count, F, OuterRef, QuerySet, Subquer
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length
 
-from guardian_store.ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, place, random_rests
+from guardian_store._ids import MIN_TICKS, TICKS_PER_SECOND, Place, id_of, now, place, random_rests
 from message_store.database.dialects import (
     CONTENTS_OF_QUEUE,
     DIALECTS,
-    SIGNED_OFFSET,
     Dialect,
     as_store_errors,
     open_cursor,
 )
 from message_store.models import Discarded, MessageRow, Position, PrincipalRow, QueueRow
 from message_store.store import (
+    DEFAULT_SETTINGS,
     MESSAGE_OVERHEAD,
+    SIGNED_OFFSET,
     MessageStore,
     NewMessage,
     NoQueue,
     PositionsChanged,
     QueueExists,
+    QueueSettings,
     StoredMessage,
     StoredQueue,
     StoreUnavailable,
+    time_of,
 )
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 SECOND_SWEEP_SECONDS = 3600
 """Longer than any push takes."""
@@ -56,49 +57,29 @@ class DatabaseStore(MessageStore):
 
     @as_store_errors()
     @transaction.atomic
-    def register(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int = 1,
-        type: str = "user",  # noqa: A002 - what the API calls it
-        consistency: str = "strong",
-        principals: Sequence[str] = (),
-    ) -> StoredQueue:
-        settings = {"partitions": partitions, "type": type, "consistency": consistency, "principals": list(principals)}
+    def register(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         row, is_new = QueueRow.objects.get_or_create(
+            {**DEFAULT_SETTINGS, **given, "created": now(), "contents": RawSQL(_dialect().new_contents, ())},
             application=application,
             name=name,
-            defaults={**settings, "created": now(), "contents": RawSQL(_dialect().new_contents, ())},
         )
         if not is_new:
             raise QueueExists(name)
-        if principals:
+        if row.principals:
             _store_principals(row)
         return _queue(row)
 
     @as_store_errors()
     @transaction.atomic
-    def update(
-        self,
-        application: str,
-        name: str,
-        *,
-        partitions: int | None = None,
-        type: str | None = None,  # noqa: A002 - what the API calls it
-        consistency: str | None = None,
-        principals: Sequence[str] | None = None,
-    ) -> StoredQueue:
+    def update(self, application: str, name: str, **given: Unpack[QueueSettings]) -> StoredQueue:
         row = QueueRow.objects.select_for_update(no_key=True).filter(application=application, name=name).first()
         if row is None:
             raise NoQueue(name)
-        row.partitions = max(row.partitions, partitions or 0)
-        row.type = type or row.type
-        row.consistency = consistency or row.consistency
-        row.principals = row.principals if principals is None else list(principals)
-        row.save(update_fields=["partitions", "type", "consistency", "principals"])
-        if principals is not None:
+        given["partitions"] = max(row.partitions, given.get("partitions", 0))
+        for field, value in given.items():
+            setattr(row, field, value)
+        row.save(update_fields=given.keys())
+        if "principals" in given:
             _store_principals(row)
         return _queue(row)
 
@@ -114,17 +95,17 @@ class DatabaseStore(MessageStore):
         if found is None:
             raise NoQueue(name)
         key, created, partitions, type_, consistency, principals = found
-        at = _time(created)
+        at = time_of(created)
         return StoredQueue(application, name, at, partitions, type_, consistency, tuple(json.loads(principals)), key)
 
     @as_store_errors()
-    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+    def queues(self, application: str, *, start: str = "", limit: int = 1000) -> list[StoredQueue]:
         rows = QueueRow.objects.filter(application=application, name__gte=start).order_by("name")
         return [_queue(row) for row in rows[:limit]]
 
     @as_store_errors()
     def queues_for_principal(
-        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int = 1000
     ) -> list[StoredQueue]:
         columns = "(message_store_principalrow.application, message_store_principalrow.name)"
         from_start = RawSQL(f"{columns} >= (%s, %s)", start, output_field=BooleanField())
@@ -145,23 +126,11 @@ class DatabaseStore(MessageStore):
     def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
         if not messages:
             return []
-        counts: Counter[int] = Counter()
-        steps = []
-        for message in messages:
-            counts[message.partition] += 1
-            steps.append(counts[message.partition])
-        others = random_rests(len(messages))
         try:
-            before = _dialect().push(queue.key, messages, steps, others)
+            return _push(queue, messages)
         except IntegrityError as error:
             # Only if an overwrite stored a message under a future id. None of these messages is stored.
             raise StoreUnavailable("a message with this id exists") from error
-        if not before:
-            raise NoQueue(queue.name)
-        return [
-            id_of(before[message.partition] + step, other)
-            for message, step, other in zip(messages, steps, others, strict=True)
-        ]
 
     def read(
         self,
@@ -352,13 +321,52 @@ class DatabaseStore(MessageStore):
         return sorted(Position.objects.filter(queue=queue.key).values_list("consumer", flat=True).distinct())
 
 
+@as_store_errors()
+@transaction.atomic(savepoint=False)
+def _push(queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
+    clock, numbers = _dialect().now, Counter(message.partition for message in messages)
+    pushed = ", ".join(f"({partition:d}, {number:d})" for partition, number in numbers.items())
+    with connection.cursor() as cursor:
+        # It locks the partitions' rows in order, so that two batches can't deadlock.
+        cursor.execute(
+            f"""
+            WITH pushed (partition, number) AS (VALUES {pushed})
+            INSERT INTO message_store_partitionrow AS known (contents, partition, last)
+            SELECT queue.contents, pushed.partition, {clock} - 1 + pushed.number
+            FROM message_store_queuerow AS queue, pushed WHERE queue.id = %(queue)s ORDER BY pushed.partition
+            ON CONFLICT (contents, partition) DO UPDATE
+            SET last = excluded.last + CASE WHEN known.last >= {clock} THEN known.last + 1 - {clock} ELSE 0 END
+            RETURNING contents, partition, last, {clock}
+            """,
+            {"queue": queue.key, "now": now()},
+        )
+        found = cursor.fetchall()
+        if not found:
+            raise NoQueue(queue.name)
+        contents, at = found[0][0], found[0][3]
+        ticks = {partition: itertools.count(last - numbers[partition] + 1) for _, partition, last, _ in found}
+        ids: list[uuid.UUID] = []
+        values: list[Any] = []
+        for message, rest in zip(messages, random_rests(len(messages)), strict=True):
+            tick = next(ticks[message.partition])
+            ids.append(id_of(tick, rest))
+            values += (contents, message.partition, tick, rest - SIGNED_OFFSET, message.body, message.content_type)
+            values.append(at + message.ttl * TICKS_PER_SECOND)
+        rows = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(messages))
+        columns = "contents, partition, ticks, rest, body, content_type, expires"
+        cursor.execute(f"INSERT INTO message_store_messagerow ({columns}) VALUES {rows}", values)
+    return ids
+
+
+@as_store_errors()
+@transaction.atomic
 def _remove_discarded(limit: int) -> tuple[int, int]:
     """Delete up to ``limit`` messages of discarded contents.
 
     Return the number of contents found and the number of messages deleted.
     """
     dialect = _dialect()
-    with open_cursor(in_transaction=True) as cursor:
+    with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT contents FROM message_store_discarded WHERE due <= {dialect.now} ORDER BY due "
             f"LIMIT {DISCARDED_BATCH} {dialect.skip_locked}",
@@ -380,12 +388,11 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
 
 
 def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
-    """Delete up to ``limit`` messages that match a condition. Return how many."""
     dialect = _dialect()
     query = (
         f"SELECT {dialect.row_id} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip_locked}"
     )
-    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.row_in(query)}", {"now": now()})
+    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.row_in.format(query)}", {"now": now()})
     removed: int = cursor.rowcount
     return removed
 
@@ -395,7 +402,7 @@ def _matches_ids(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
     dialect = _dialect()
     places = [(partition, *place(id_)) for partition, id_ in ids]
     lines = ", ".join(f"({partition:d}, {ticks:d}, {rest - SIGNED_OFFSET:d})" for partition, ticks, rest in places)
-    return dialect.row_in(
+    return dialect.row_in.format(
         f"""
         WITH asked (partition, ticks, rest) AS (VALUES {lines})
         SELECT (
@@ -411,17 +418,13 @@ def _queue(row: QueueRow) -> StoredQueue:
     return StoredQueue(
         application=row.application,
         name=row.name,
-        created=_time(row.created),
+        created=time_of(row.created),
         partitions=row.partitions,
         type=row.type,
         consistency=row.consistency,
         principals=tuple(row.principals),
         key=row.pk,
     )
-
-
-def _time(ticks: int) -> datetime:
-    return EPOCH + timedelta(microseconds=ticks // 10)
 
 
 def _dialect() -> Dialect:

@@ -12,7 +12,6 @@ class OptionalSlash:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Remove the slash from the path by which the view is found."""
         if request.path_info.startswith("/v1/") and request.path_info != "/v1/":
             request.path_info = request.path_info.removesuffix("/")
         return self.get_response(request)

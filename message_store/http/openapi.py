@@ -211,7 +211,6 @@ class Operation:
     status: HTTPStatus = HTTPStatus.OK
 
     def as_openapi(self, path: str) -> Schema:
-        """Return the description for OpenAPI."""
         in_path = [
             {**_parameter("path", name, _text(PATH_PARAMETERS[name])), "required": True}
             for name in re.findall(r"{(\w+)}", path)

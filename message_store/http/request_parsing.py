@@ -55,8 +55,6 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 class BodyTooLarge(Exception):
-    """A body exceeds its limit."""
-
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"More bytes than maximum value {max_bytes}")
 
@@ -72,24 +70,10 @@ class LengthRequired(Exception):
     """The end of the body can't be determined."""
 
 
-def content_type(request: HttpRequest) -> str:
-    """Return the Content-Type header of a request, or an empty string."""
-    return str(request.META.get("CONTENT_TYPE", ""))
-
-
-def media_type(request: HttpRequest) -> str:
-    """Return the media type of a request in lower case, without parameters."""
-    return content_type(request).partition(";")[0].strip().lower()
-
-
 def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
-    """Return the body of a request. The default limit is ``MESSAGE_STORE_MAX_BODY``.
+    """Return the body of a request, up to a limit, whatever its Content-Length says.
 
-    Raises:
-        BodyTooLarge: the body exceeds the limit, whatever its Content-Length says.
-        BodyTooSlow: the body arrives too slowly.
-        LengthRequired: the transfer is chunked, and the server doesn't mark its end.
-        Invalid: the connection closed before the end; for the field ``body``.
+    The default limit is ``MESSAGE_STORE_MAX_BODY``. Raises BodyTooLarge, BodyTooSlow and LengthRequired.
     """
     max_bytes = settings.MESSAGE_STORE_MAX_BODY if max_bytes is None else max_bytes
     stream: Any = request
@@ -128,13 +112,12 @@ def _discard(request: HttpRequest, length: int) -> None:
 
 def form(request: HttpRequest) -> dict[str, str]:
     """Return the fields of a form-encoded body. Each may be given once."""
-    kind = media_type(request)
     data = body(request, MAX_FORM_BYTES)
     if not data:
         return {}
-    if kind == "multipart/form-data":
+    if request.content_type == "multipart/form-data":
         return _multipart(request, data)
-    if kind not in ("", _FORM, "application/octet-stream", "text/plain"):
+    if request.content_type not in ("", _FORM, "application/octet-stream", "text/plain"):
         raise Invalid({"body": f"Must be {_FORM}"})
     return _fields(data)
 
@@ -147,11 +130,10 @@ def query(request: HttpRequest) -> dict[str, str]:
 
 def positions(request: HttpRequest) -> dict[str, Any]:
     """Return positions by partition from a form or a JSON object."""
-    return json_object(request) if media_type(request) == "application/json" else dict(form(request))
+    return json_object(request) if request.content_type == "application/json" else dict(form(request))
 
 
 def json_object(request: HttpRequest) -> dict[str, Any]:
-    """Return a JSON object."""
     found = _json(body(request, MAX_FORM_BYTES))
     if not isinstance(found, dict):
         raise Invalid({"body": "Must be an object"})
@@ -159,7 +141,6 @@ def json_object(request: HttpRequest) -> dict[str, Any]:
 
 
 def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
-    """Return a consumer and the id of one of its workers, parsed."""
     errors: dict[str, str] = {}
     collect_error(errors, "consumer", lambda: check_name(consumer))
     if not _WORKER_ID.fullmatch(worker_id):
@@ -170,7 +151,6 @@ def worker(consumer: str, worker_id: str) -> tuple[str, uuid.UUID]:
 
 
 def lease_seconds(text: str) -> float:
-    """Return the duration of a worker's leases."""
     try:
         seconds = float(text)
     except ValueError:
@@ -181,7 +161,6 @@ def lease_seconds(text: str) -> float:
 
 
 def beats(text: str | None) -> int | None:
-    """Return the number of a worker's heartbeats, if it is given."""
     try:
         return parse_number(text, 0, MAX_BEATS) if text else None
     except ValueError as error:
@@ -268,7 +247,6 @@ def _json(data: bytes) -> Any:
 
 
 def _fields(data: bytes, where: str = "body") -> dict[str, str]:
-    """Parse form-encoded fields."""
     fields: dict[str, str] = {}
     for part in data.split(b"&"):
         name, _, value = part.partition(b"=")
@@ -310,7 +288,6 @@ def _length(request: HttpRequest) -> int:
 
 
 def _read(stream: Any, length: int) -> bytes:
-    """Return up to ``length`` bytes."""
     chunks = []
     while length > 0 and (chunk := stream.read(min(_CHUNK_BYTES, length))):
         chunks.append(chunk)
@@ -327,4 +304,4 @@ def versions(request: HttpRequest) -> list[str] | None:
 def message_input(request: HttpRequest) -> MessageInput:
     headers = request.META
     ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
-    return MessageInput(body(request), ttl, partition, content_type(request))
+    return MessageInput(body(request), ttl, partition, str(headers.get("CONTENT_TYPE", "")))

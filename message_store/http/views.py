@@ -20,7 +20,7 @@ from rest_framework.request import Request
 from accounts.access import scopes
 from accounts.access.authentication import TokenAuthentication
 from core import limits
-from guardian_store import ids
+from guardian_store import _ids as ids
 from message_store import applications, leases, parameters, principals, queues
 from message_store.http import request_parsing
 from message_store.parameters import Invalid, MessageRef
@@ -54,14 +54,12 @@ Call = Callable[..., HttpResponse]
 
 
 class AccessDenied(Exception):
-    """The caller may not do this."""
-
     def __init__(self, text: str = "Access was denied") -> None:
         super().__init__(text)
 
 
 class NoApplication(Exception):
-    """The application does not exist."""
+    pass
 
 
 class _Problem(NamedTuple):
@@ -195,7 +193,7 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_post)
     _limit_rate(application)
-    if request_parsing.media_type(request) == "application/json":
+    if request.content_type == "application/json":
         posted = queues.post_all(stored, *request_parsing.batch(request))
     else:
         posted = [queues.post(stored, request_parsing.message_input(request))]
@@ -365,13 +363,7 @@ not_found = csrf_exempt(_not_found)
 
 
 def _caller(request: HttpRequest) -> Caller:
-    """Authenticate a request by its Authorization header.
-
-    Raises:
-        UnknownKey: the application key is unknown.
-        AuthenticationFailed: the token is invalid.
-        AccessDenied: the token's scope does not allow using the message store.
-    """
+    """Authenticate a request by its Authorization header. Raises UnknownKey, AuthenticationFailed or AccessDenied."""
     words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
     if not words:
         return ANONYMOUS
@@ -406,12 +398,7 @@ def _managed_queue(request: HttpRequest, application: str, name: str) -> StoredQ
 def _accessible_queue(
     request: HttpRequest, application: str, name: str, is_allowed: Callable[[StoredQueue, Caller], bool]
 ) -> StoredQueue:
-    """Return a queue if ``is_allowed`` permits the caller.
-
-    Raises:
-        NoQueue, NoApplication: it does not exist.
-        AccessDenied, UnknownKey, AuthenticationFailed: the caller is not permitted.
-    """
+    """Return a queue, or raise AccessDenied unless ``is_allowed`` permits the caller."""
     caller = _caller(request)
     if caller.application != application and not applications.exists(application):
         raise NoApplication
@@ -422,11 +409,6 @@ def _accessible_queue(
 
 
 def _limit_rate(application: str, requests: str = "requests with messages") -> None:
-    """Count a request that writes against the limit of the application for such requests.
-
-    Raises:
-        RateLimitExceeded: the application reached ``MESSAGE_STORE_POSTS_PER_MINUTE``.
-    """
     limits.consume(limits.RateLimit(requests, settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60), application)
 
 

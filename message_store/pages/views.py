@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,18 +23,24 @@ from django.views.decorators.http import require_safe
 
 from accounts.models import Owner
 from core.links import absolute_url
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import MAX_REST, Place
 from message_store import applications, parameters, queues
 from message_store.models import MAX_NAME_LENGTH, Application
 from message_store.principals import Caller, may_read, may_use_positions
-from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
+from message_store.store import (
+    EPOCH,
+    TICKS_PER_MICROSECOND,
+    NoQueue,
+    StoredMessage,
+    StoredQueue,
+    StoreUnavailable,
+    store,
+    time_of,
+)
 from rabbit.names import readable, readable_text
 
 logger = logging.getLogger(__name__)
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 1_000_000
 
 APPLICATIONS_PER_PAGE = 50
 QUEUES_PER_PAGE = 50
@@ -206,7 +212,6 @@ class MessageFilterForm(forms.Form):
         self.fields["partition"].validators.append(MaxValueValidator(partitions))
 
     def clean(self) -> dict[str, Any]:
-        """Resolve the start to a place."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("since"):
             try:
@@ -311,5 +316,4 @@ def _shown(message: StoredMessage) -> MessagePreview:
 
 
 def _time(message_id: UUID) -> datetime:
-    """Return the time of an id, rounded down to microseconds."""
-    return EPOCH + timedelta(microseconds=ids.place(message_id).ticks // TICKS_PER_MICROSECOND)
+    return time_of(ids.place(message_id).ticks)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardian_store.ids import MAX_REST, MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND, Place
+from guardian_store._ids import MAX_REST, MAX_TICKS, MIN_TICKS, TICKS_PER_SECOND, Place
 from message_store.cassandra import buckets
 from message_store.cassandra.buckets import Bucket
 from message_store.queues import MAX_TTL_SECONDS

@@ -25,8 +25,8 @@ from cassandra.pool import Host
 from cassandra.protocol import ErrorMessage
 from django.core.management import CommandError, call_command
 
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place, place
+from guardian_store import _ids as ids
+from guardian_store._ids import MAX_REST, TICKS_PER_SECOND, Place, place
 from message_store.cassandra import buckets, cql, reading, schema, setup
 from message_store.cassandra import cluster as cassandra_cluster
 from message_store.cassandra import store as cassandra
@@ -116,7 +116,7 @@ def test_messages_of_overlapping_buckets_are_merged(store, queue):
 def test_a_message_is_found_after_years_without_one_in_few_statements(store, queue, monkeypatch):
     now = store.now()
     old, new_ = write_at(store, queue, now - 3000 * DAY, "old"), push(store, queue, "new")[0]
-    for descending, start in ((False, ids.place_after(old)), (True, Place(place(new_).ticks - 1, MAX_REST))):
+    for descending, start in ((False, place(old).next), (True, Place(place(new_).ticks - 1, MAX_REST))):
         with statements(monkeypatch) as executed:
             (found,) = bodies(store, queue, start=start, limit=10, descending=descending)
         assert found == ("old" if descending else "new")

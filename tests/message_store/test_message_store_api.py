@@ -24,16 +24,15 @@ from hypothesis import strategies as st
 
 from accounts.models import AuditEntry, AuthToken, Owner
 from core.leases import lease
-from guardian_store import ids
-from guardian_store.ids import MAX_REST, Place
+from guardian_store import _ids as ids
+from guardian_store._ids import MAX_REST, Place
 from message_store import applications, leases, parameters, principals, queues, quota, tasks
 from message_store import store as stores
 from message_store.database.store import DatabaseStore
 from message_store.http import request_parsing, views
 from message_store.models import Application, ApplicationKey
-from message_store.principals import Caller
 from message_store.queues import MessageInput
-from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
+from message_store.store import NewMessage, NoQueue, StoreUnavailable, store
 from tests.message_store.test_message_store import clock, database_unavailable  # noqa: F401
 from tests.support.plugin import ROOT
 from tests.support.served import send_raw
@@ -235,17 +234,6 @@ def test_the_limit_applies_to_each_partition_in_the_requested_order(shop):
     assert shop.bodies("/three?limit=&partitions=&since=&order=") == ["1.0", "1.1", "1.2"]
 
 
-TICKS_OF_2020 = 1_577_836_800 * ids.TICKS_PER_SECOND
-
-
-def test_since_an_id_starts_with_that_message(shop):
-    keys = [shop.post("/one", str(number)) for number in range(4)]
-    assert shop.bodies(f"/one?since={keys[1]}") == ["1", "2", "3"]
-    assert shop.bodies(f"/one?since={keys[1].upper()}&order=descending") == ["1", "0"]
-    shop.ok("DELETE", f"/one/{keys[1]}")
-    assert shop.bodies(f"/one?since={keys[1]}&limit=1") == ["2"]
-
-
 @ON_CASSANDRA_TOO
 def test_positions_are_refused_if_they_changed_since_they_were_read(shop):
     first, second, third = (uuid.uuid1().hex for _ in range(3))
@@ -255,7 +243,7 @@ def test_positions_are_refused_if_they_changed_since_they_were_read(shop):
         return shop.client.put(path, body, "application/json", headers=headers)
 
     read = shop.client.get(path)
-    assert put({"1": first}, if_match=read["ETag"]).status_code == 200
+    assert put({"1": first}, if_match=read["ETag"]).json() == {"status": "ok", "positions": {"1": first}}
     refused = put({"1": second, "2": second}, if_match=read["ETag"])
     assert refused.status_code == 412
     assert list(refused.json()["error_msg"]) == ["positions"]
@@ -296,18 +284,6 @@ def test_a_trailing_slash_is_ignored(shop):
     shop.post("/one/")
     assert len(shop.ok("GET", "/one/")["messages"]) == 1
     assert shop.ok("GET", "/one/positions/mail/")["positions"] == {}
-
-
-def test_positions_of_a_consumer_are_set_and_deleted(shop):
-    first, second = (shop.post("/three", x_partition="2") for _ in range(2))
-    assert shop.ok("GET", "/three/positions/mail") == {"status": "ok", "positions": {}}
-    assert shop.ok("PUT", "/three/positions/mail", {"1": first, "2": second})["positions"] == {"1": first, "2": second}
-    assert shop.ok("PUT", "/three/positions/mail", f"2={first}")["positions"] == {"1": first, "2": first}
-    assert shop.ok("GET", "/three/positions/mail")["positions"] == {"1": first, "2": first}
-    assert shop.ok("GET", "/three/positions/other")["positions"] == {}
-    assert store().positions(queues.find("shop", "three"), "mail") == {1: uuid.UUID(first), 2: uuid.UUID(first)}
-    assert shop.ok("DELETE", "/three/positions/mail") == {"status": "ok"}
-    assert shop.ok("GET", "/three/positions/mail")["positions"] == {}
 
 
 def test_a_position_advances_from_the_named_message_only(shop):
@@ -385,7 +361,6 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     # method, path, body (text: a form or a message), headers, status, errors
     ("POST", "", "partitions=0", {}, 400, {"partitions": "0 is less than minimum value 1"}),
     ("POST", "", "partitions=201", {}, 400, {"partitions": "201 is greater than maximum value 200"}),
-    ("POST", "", "partitions=many", {}, 400, {"partitions": '"many" is not a number'}),
     ("POST", "", "partitions=%D9%A3", {}, 400, {"partitions": '"٣" is not a number'}),
     ("POST", "", "consistency=no", {}, 400, {"consistency": '"no" is not one of weak, strong, very_strong'}),
     ("POST", "", "principles=app:shop,apple:a", {}, 400,
@@ -411,7 +386,6 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("GET", "?offset=a%00", "", {}, 400, {"offset": '"a\\x00" can\'t be a name: it is not usable in a URL'}),
     ("GET", "?%ff=1", "", {}, 400, {"query": "Not valid UTF-8"}),
     ("PUT", "/three", "partitions=2", {}, 400, {"partitions": "2 is less than minimum value 3"}),
-    ("GET", "/one?partitions=1,fred", "", {}, 400, {"partitions": '"fred" is not a number'}),
     ("GET", "/one?partitions=-1", "", {}, 400, {"partitions": "-1 is less than minimum value 0"}),
     ("GET", "/one?partitions=1&partitions=1", "", {}, 400, {"partitions": "Given twice"}),
     ("POST", "", "queue_name=a&queue_name=b", {}, 400, {"queue_name": "Given twice"}),
@@ -421,7 +395,6 @@ BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     ("GET", "/one?since=" + "f" * 32, "", {}, 400, {"since": f'"{"f" * 32}" is not a timestamp or a message id'}),
     ("POST", "/one", "", {}, 400, {"body": "Required"}),
     ("POST", "/one", "x", {"x_partition": "fred"}, 400, {"partition": '"fred" is not a number'}),
-    ("POST", "/one", "x", {"x_partition": "0"}, 400, {"partition": "0 is less than minimum value 1"}),
     ("POST", "/one", "x", {"x_ttl": "33554433"}, 400, {"ttl": "33554433 is greater than maximum value 33554432"}),
     ("POST", "/one", "x", {"x_ttl": "9" * 5000}, 400, {"ttl": f'"{"9" * 50}" is not a number'}),
     ("POST", "/one", "x", {"x_ttl": "0", "x_partition": "2"}, 400,
@@ -671,7 +644,7 @@ def test_messages_younger_than_the_delay_are_hidden(program, settings):
     settings.MESSAGE_STORE_DELAY_SECONDS = 60.0
     program.ok("POST", "", "queue_name=one")
     key = program.post("/one", "young")
-    old = program.put("/one", TICKS_OF_2020 - 10**15, "old")
+    old = program.put("/one", 17 * ids.TICKS_PER_SECOND, "old")
     assert program.bodies("/one") == ["old"]
     assert program.bodies("/one?order=descending") == ["old"]
     assert program.bodies(f"/one?since={key}") == []
@@ -806,9 +779,6 @@ def test_an_unknown_key_is_401_and_an_unknown_application_404(shop):
 def test_principals_are_deduplicated_and_addresses_normalised():
     assert principals.parse(" app:a, bid:Ann@Example.ORG,app:a,,") == ("app:a", "bid:ann@example.org")
     assert principals.parse("") == ()
-    queue = StoredQueue("shop", "q", None, 1, "user", "strong", (), None)
-    assert principals.may_read(queue, Caller(application="shop"))
-    assert not principals.may_read(queue, principals.ANONYMOUS)
 
 
 # Applications and keys

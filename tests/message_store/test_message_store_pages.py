@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from accounts.models import AuditEntry
-from guardian_store import ids
+from guardian_store import _ids as ids
 from message_store import applications, queues
 from message_store.database.store import DatabaseStore
 from message_store.models import Application, ApplicationKey
@@ -157,7 +157,7 @@ def test_reading_starts_at_a_time_a_day_or_an_id(application, visit, operator):
         seconds, _, part = at.partition(".")
         ticks = int(views.parse_datetime(f"{seconds}+00:00").timestamp()) * ids.TICKS_PER_SECOND + int(part or 0)
         found.append(ids.message_id(ids.Place(ticks, 0x8100_0000_0000_0001)))
-        queues.overwrite(queue, [MessageRef(found[-1], 1)], MessageInput(f"message {len(found)}".encode()))
+        queues.overwrite(queue, [MessageRef(1, found[-1])], MessageInput(f"message {len(found)}".encode()))
     client = visit(operator)
     cases = (
         ("2026-01-01", "23", "21"),

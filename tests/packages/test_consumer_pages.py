@@ -1,21 +1,16 @@
 """The programs of the toolkit's own pages run, and do what the pages say."""
 
-import re
 import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from guardian_consumers import Publisher, Unroutable
 from tests.support.consumers import length, settings_at, take, without_django
+from tests.support.package_pages import programs_of
 from tests.support.toolbox import in_background, wait_until
-
-PACKAGE = Path(__file__).resolve().parents[2] / "packages" / "guardian-consumers"
-PAGES = sorted((PACKAGE / "docs").glob("*.md"))
-PROGRAM = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.slow
 
@@ -27,29 +22,9 @@ def settings(broker, vhost):
 
 @pytest.fixture
 def start(settings, tmp_path):
-    """Write the pages' programs to files, and return a function that starts a command of the pages."""
-    for page in PAGES:
-        for text, name in PROGRAM.findall(page.read_text()):
-            (tmp_path / name).write_text(text)
     environment = {**without_django(), "RABBIT_URL": settings.url, "RABBIT_EXCHANGE_NAME": "shop_local"}
-    started = []
-
-    def start(command):
-        assert any(f"\n    {command}\n" in page.read_text() for page in PAGES), command
-        program, *arguments = command.split()
-        # The environment of the tests has no command `consume`; test_packages_build.py runs it.
-        module = ["-m", "guardian_consumers"] if program == "consume" else []
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *module, *arguments], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    with programs_of("guardian-consumers", tmp_path, environment) as start:
+        yield start
 
 
 def publish(settings, body, key):
@@ -103,16 +78,6 @@ def test_a_worker_reads_what_kombu_publishes(start, settings):
     assert worker.stdout.readline() == "shipped Emma\n"
     assert start("python kombu_order.py").wait(30) == 0
     assert worker.stdout.readline() == "shipped Dune\n"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_links_of_a_page_lead_to_files_and_headings(page):
-    for path, heading in re.findall(r"\]\(([^)\s#:]+)(?:#([^)\s]+))?\)", page.read_text()):
-        target = page.parent / path
-        assert target.exists(), path
-        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
-        slugs = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
-        assert not heading or heading in slugs, heading
 
 
 @pytest.mark.parametrize("command", ["python async_worker.py", "consume async_worker:mails async_worker:orders"])

@@ -5,7 +5,7 @@ from pika import BasicProperties
 from pika.frame import Method
 from pika.spec import Basic
 
-from guardian_consumers import NotPublished, Publisher, Unroutable
+from guardian_consumers import NotPublished, Publication, Publisher, Unroutable
 from guardian_consumers._publisher import _PendingMessage
 from tests.support.consumers import settings_at
 from tests.support.toolbox import wait_until
@@ -54,7 +54,9 @@ def test_a_publisher_closed_during_an_alarm_is_not_blocked():
 
 def test_a_returned_message_is_matched_among_two_with_the_same_id():
     publisher, properties = Publisher(settings_at(AWAY)), BasicProperties(message_id="one")
-    routed, unroutable = (_PendingMessage("shop_test", key, b"{}", properties, True) for key in ("orders", "nobody"))
+    routed, unroutable = (
+        _PendingMessage("shop_test", Publication(key, b"{}", properties, True)) for key in ("orders", "nobody")
+    )
     publisher._unconfirmed = {1: routed, 2: unroutable}
     # As a busy broker does: it returns the unroutable message, and then confirms both.
     publisher._on_return(None, Basic.Return(312, "NO_ROUTE", "shop_test", "nobody"), properties, b"{}")

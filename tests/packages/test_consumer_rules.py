@@ -237,7 +237,7 @@ def delivery(body=b"{}", **properties):
 def test_a_message_without_an_id_gets_one_from_its_content():
     first, again, other = delivery(b"1"), delivery(b"1"), delivery(b"2")
     assert message_id_of(first) == message_id_of(again) != message_id_of(other)
-    _, properties = delayed(first, Names("shop_test"), ValueError(), 10)
+    _, properties = delayed(first, ValueError(), 10)
     assert properties.message_id == message_id_of(first)
 
 
@@ -248,21 +248,21 @@ class Unspeakable(Exception):
 
 @pytest.mark.parametrize("attempts", ["many", -1, 2**40, None, [3], True])
 def test_an_invalid_attempts_header_counts_as_none(attempts):
-    _, properties = parked(delivery(headers={"consumer-attempts": attempts}), Names("shop_test"), ValueError("x"), "")
+    _, properties = parked(delivery(headers={"consumer-attempts": attempts}), ValueError("x"), "")
     assert properties.headers["consumer-attempts"] == 1
 
 
 def test_an_exception_without_text_and_invalid_unicode_are_still_written():
-    _, properties = parked(delivery(), Names("shop_test"), Unspeakable(), "\ud800" + "x" * 50_000 + "the end")
+    _, properties = parked(delivery(), Unspeakable(), "\ud800" + "x" * 50_000 + "the end")
     assert "Unspeakable" in properties.headers[ERROR]
     assert len(properties.headers[TRACEBACK].encode()) <= 16_010
     assert properties.headers[TRACEBACK].endswith("the end")
 
 
 def test_properties_pika_cannot_write_are_dropped_from_a_parked_message():
-    _, properties = parked(delivery(headers={"odd": 2**70}, message_id="7"), Names("shop_test"), ValueError("x"), "")
+    _, properties = parked(delivery(headers={"odd": 2**70}, message_id="7"), ValueError("x"), "")
     assert (properties.headers["consumer-headers-dropped"], properties.headers[ERROR]) == (True, "ValueError: x")
-    _, properties = parked(delivery(message_id="7", priority=2**70), Names("shop_test"), ValueError("x"), "")
+    _, properties = parked(delivery(message_id="7", priority=2**70), ValueError("x"), "")
     assert (properties.message_id, properties.priority, properties.headers[ERROR]) == ("7", None, "ValueError: x")
     assert properties.encode()
 

@@ -176,14 +176,6 @@ def test_the_project_itself_refuses_to_be_installed():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_local_links_of_a_readme_exist(name):
-    targets = re.findall(r"\]\(([^)\s]+)\)", (PACKAGES / name / "README.md").read_text())
-    local = [target for target in targets if not target.startswith("https://")]
-    assert local
-    assert all((PACKAGES / name / target).exists() for target in local)
-
-
-@pytest.mark.parametrize("name", NAMES)
 @OLDEST_AND_NEWEST
 def test_the_public_names_are_imported_without_django_or_an_extra(name, version, install):
     module = name.replace("-", "_")

@@ -1,20 +1,14 @@
 """The programs of the store package's own pages run, and do what the pages say."""
 
 import os
-import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from guardian_store import Client
 from message_store import applications
+from tests.support.package_pages import programs_of
 from tests.support.toolbox import wait_until
-
-PAGES = sorted((Path(__file__).resolve().parents[2] / "packages" / "guardian-store" / "docs").glob("*.md"))
-PROGRAM = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.slow
 
@@ -32,23 +26,9 @@ def client(live_server, key):
 
 @pytest.fixture
 def start(live_server, key, tmp_path):
-    """Write the pages' programs to files, and return a function that starts a command of the pages."""
-    for page in PAGES:
-        for text, name in PROGRAM.findall(page.read_text()):
-            (tmp_path / name).write_text(text)
     environment = {**os.environ, "GUARDIAN": live_server.url, "KEY": key}
-    started = []
-
-    def start(command):
-        assert any(f"\n    {command}\n" in page.read_text() for page in PAGES), command
-        program = [sys.executable, *command.split()[1:]]
-        started.append(subprocess.Popen(program, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    with programs_of("guardian-store", tmp_path, environment) as start:
+        yield start
 
 
 def finish(process):
@@ -94,12 +74,3 @@ def test_a_program_prints_only_new_messages(start, client):
     assert finish(start("python new.py")) == "Dune\n"
     client.post("orders", "Emma", partition=1)
     assert finish(start("python new.py")) == "Emma\n"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_links_of_a_page_lead_to_files_and_headings(page):
-    for path, heading in re.findall(r"\]\(([^)\s#:]*)(?:#([^)\s]+))?\)", page.read_text()):
-        target = page.parent / path if path else page
-        assert target.exists(), path
-        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
-        assert not heading or heading in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}

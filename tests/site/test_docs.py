@@ -47,6 +47,7 @@ DOCUMENTS = [
     *sorted(path for path in DOCS.glob("*.md") if path.name not in TESTED_ELSEWHERE),
 ]
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
+PACKAGES_PAGES = [*PROJECT.glob("packages/*/*.md"), *PROJECT.glob("packages/*/docs/*.md")]
 PICTURES = sorted((DOCS / "pictures").iterdir())
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -108,8 +109,11 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *PACKAGES_PAGES], ids=lambda path: str(path.relative_to(PROJECT)))
 def test_every_link_has_a_target(path):
+    """Those of a package's pages are in the package: a distribution has no others."""
+    parts = path.relative_to(PROJECT).parts
+    root = PROJECT.joinpath(*parts[:2]) if path in PACKAGES_PAGES else PROJECT
     text = FENCED.sub("", path.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith("https://"):
@@ -117,6 +121,7 @@ def test_every_link_has_a_target(path):
         name, _, anchor = target.partition("#")
         leads_to = path.parent / name if name else path
         assert leads_to.exists(), target
+        assert leads_to.resolve().is_relative_to(root), target
         assert not anchor or anchor in anchors(leads_to), target
 
 

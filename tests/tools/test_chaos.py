@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from guardian_store.ids import Place, message_id
+from guardian_store._ids import Place, message_id
 from tests.support.plugin import ROOT
 from tools.faults import Fault, is_excused, was_down
 from tools.load import Request

@@ -15,12 +15,11 @@ from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BatchType
 from django.test import override_settings
 
-from guardian_store.ids import TICKS_PER_SECOND, Place, message_id, now, place, random_rests
+from guardian_store._ids import TICKS_PER_SECOND, Place, message_id, now, place, random_rests
 from message_store.cassandra import buckets, cql, setup
 from message_store.cassandra.cluster import ERRORS, batch, open_cluster
-from message_store.cassandra.reading import SIGNED_OFFSET
 from message_store.cassandra.store import CassandraStore
-from message_store.store import NewMessage, StoredQueue, StoreUnavailable
+from message_store.store import SIGNED_OFFSET, NewMessage, StoredQueue, StoreUnavailable
 from tools.benchmarks.figures import Figure, in_turn, seconds
 from tools.benchmarks.running import size
 from tools.cassandra import PrivateRing

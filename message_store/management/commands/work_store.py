@@ -1,7 +1,7 @@
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
@@ -23,6 +23,8 @@ from guardian_store._worker import BATCH, LEASE_SECONDS, POLLS_PER_SECOND
 from message_store import parameters, queues
 from message_store.models import Application
 from message_store.worker import StoreTransport
+
+T = TypeVar("T")
 
 INVALID_ARGUMENT = 2
 FAILURES = {"log": log_failure, "keep": keep_failure}
@@ -86,77 +88,67 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        consumer = options["consumer"] or options["job"].rpartition(":")[2]
-        if not 1 <= options["batch"] <= queues.MAX_READ:
-            raise CommandError(f"--batch must be from 1 to {queues.MAX_READ}", returncode=INVALID_ARGUMENT)
-        if not options["polls"] > 0:
-            raise CommandError("--polls must be more than 0", returncode=INVALID_ARGUMENT)
-        if not 1 <= options["lease"] <= 3600:
-            raise CommandError("--lease must be from 1 to 3600 seconds", returncode=INVALID_ARGUMENT)
-        for what, name in [
-            ("application", options["application"]),
-            ("consumer", consumer),
-            *(("queue", name) for name in options["queues"] or ()),
-        ]:
-            try:
-                queues.check_name(name)
-            except ValueError as error:
-                raise CommandError(f"--{what}: {error}", returncode=INVALID_ARGUMENT) from None
-        pins = _partitions(options["pins"] or ())
-        with suppress(Error):  # the worker waits for an unreachable database
-            if not Application.objects.filter(name=options["application"]).exists():
-                raise CommandError(
-                    f"application {options['application']} does not exist; create it with 'create_application'",
-                    returncode=INVALID_ARGUMENT,
-                )
-        job, failure = _load(options["job"]), FAILURES.get(options["failure"]) or _load(options["failure"])
-        context = _load(options["context"]) if options["context"] else nullcontext
-        sharing: Sharing = Leases(options["lease"])
-        if pins:
-            sharing = Pinned(pins)
-        elif settings.ZOOKEEPER_HOSTS:
-            sharing = ZooKeeper(settings.ZOOKEEPER_HOSTS, options["lease"])
         try:
-            worker = Worker(
-                consumer,
-                job,
-                StoreTransport(options["application"]),
-                queues=options["queues"] or (),
-                sharing=sharing,
-                context=context,
-                failure=failure,
-                batch=options["batch"],
-                polls_per_second=options["polls"],
-            )
+            worker = _worker(options)
         except ValueError as error:
-            raise CommandError(f"ZOOKEEPER_HOSTS is malformed: {error}", returncode=INVALID_ARGUMENT) from error
+            raise CommandError(str(error), returncode=INVALID_ARGUMENT) from error
         worker.run_until_signal()
 
 
-def _partitions(pins: Sequence[str]) -> list[Partition]:
-    found = []
-    for pin in pins:
-        queue, _, number = pin.rpartition(":")
-        try:
-            queues.check_name(queue)
-            parsed = parameters.parse_number(number, 1, parameters.MAX_PARTITIONS)
-        except ValueError as error:
-            raise CommandError(f"--pin {pin}: {error}", returncode=INVALID_ARGUMENT) from None
-        found.append(Partition(DEFAULT_DEPLOYMENT, queue, parsed))
-    return found
+def _worker(options: dict[str, Any]) -> Worker:
+    application, names = options["application"], options["queues"] or ()
+    consumer = options["consumer"] or options["job"].rpartition(":")[2]
+    if not 1 <= options["batch"] <= queues.MAX_READ:
+        raise ValueError(f"--batch must be from 1 to {queues.MAX_READ}")
+    if not options["polls"] > 0:
+        raise ValueError("--polls must be more than 0")
+    if not 1 <= options["lease"] <= 3600:
+        raise ValueError("--lease must be from 1 to 3600 seconds")
+    for option, name in [("application", application), ("consumer", consumer), *(("queue", name) for name in names)]:
+        _parse(f"--{option}", queues.check_name, name)
+    with suppress(Error):  # the worker waits for an unreachable database
+        if not Application.objects.filter(name=application).exists():
+            raise ValueError(f"application {application} does not exist; create it with 'create_application'")
+    sharing: Sharing = Leases(options["lease"])
+    if options["pins"]:
+        sharing = Pinned([_parse(f"--pin {pin}", _partition, pin) for pin in options["pins"]])
+    elif settings.ZOOKEEPER_HOSTS:
+        sharing = ZooKeeper(settings.ZOOKEEPER_HOSTS, options["lease"])
+    return Worker(
+        consumer,
+        _load(options["job"]),
+        StoreTransport(application),
+        queues=names,
+        sharing=sharing,
+        context=_load(options["context"]) if options["context"] else nullcontext,
+        failure=FAILURES.get(options["failure"]) or _load(options["failure"]),
+        batch=options["batch"],
+        polls_per_second=options["polls"],
+    )
+
+
+def _parse(argument: str, parse: Callable[[str], T], text: str) -> T:
+    """Return the parsed text of an argument, which the text of a ValueError names."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {error}") from None
+
+
+def _partition(pin: str) -> Partition:
+    queue, _, number = pin.rpartition(":")
+    queues.check_name(queue)
+    return Partition(DEFAULT_DEPLOYMENT, queue, parameters.parse_number(number, 1, parameters.MAX_PARTITIONS))
 
 
 def _load(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not module or not name:
-        raise CommandError(
-            f"{path!r} is not of the form MODULE:FUNCTION, such as orders.work:ship", returncode=INVALID_ARGUMENT
-        )
+        raise ValueError(f"{path!r} is not of the form MODULE:FUNCTION, such as orders.work:ship")
     try:
-        found = import_string(f"{module}.{name}")
+        found: Callable[..., Any] = import_string(f"{module}.{name}")
     except ImportError as error:
-        raise CommandError(f"{path!r} can't be imported: {error}", returncode=INVALID_ARGUMENT) from error
+        raise ValueError(f"{path!r} can't be imported: {error}") from error
     if not callable(found):
-        raise CommandError(f"{path!r} is not a function", returncode=INVALID_ARGUMENT)
-    function: Callable[..., Any] = found
-    return function
+        raise ValueError(f"{path!r} is not a function")
+    return found

@@ -1,6 +1,6 @@
 """A toolkit for RabbitMQ consumers, based on pika and the conventions of yapw. Django is optional.
 
-`docs/consumers.md` is the guide.
+`docs/consumers.md` in Guardian's repository is the guide.
 """
 
 from guardian_consumers._asynchronous import AsyncConsumer, AsyncMessage, AsyncPublisher, run_all_async

@@ -102,7 +102,6 @@ class _Tasks(Workers):
             self._loop.call_soon_threadsafe(self._wake)
 
     def end(self) -> None:
-        """Stop taking deliveries. Running callbacks continue."""
         self._ending.set()
         if self._dispatcher is not None:
             self.wake()
@@ -117,7 +116,6 @@ class _Tasks(Workers):
         return True
 
     def cancel(self) -> None:
-        """Cancel the running callbacks."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     # The event loop
@@ -308,7 +306,7 @@ async def _send(
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Publish a message and wait for the broker's confirm, as `Publisher.send` does."""
-    pending = publisher._enqueue(*publication)
+    pending = publisher._enqueue(publication)
     confirm = asyncio.wrap_future(pending.done)
     try:
         for seconds in publisher._waits(pending, timeout, is_stopping):

@@ -23,6 +23,24 @@ EXIT_CODES = (
 )
 
 
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "on_error": {"choices": ON_ERROR, "help": "the outcome of an exception (default: retry)"},
+    "prefetch": {"metavar": "N", "help": "young (1), grown (20), growing (the default), or a number"},
+    "threads": {"metavar": "N", "help": "concurrent callbacks (default: the prefetch)"},
+    "retry_delays": {"metavar": "SECONDS", "help": "comma-separated delays before each retry (default: 10,60,600)"},
+    "queue_type": {"choices": QUEUE_TYPES, "help": "(default: classic)"},
+    "priorities": {
+        "metavar": "RANGES",
+        "help": "ranges of priorities with their own queues, such as 0-4,5-9; or broker (default: none)",
+    },
+    "priority_ageing": {
+        "metavar": "SECONDS",
+        "help": "with ranges: waiting messages rise one level per interval (default: never)",
+    },
+}
+"""The options that precede the variable of their name."""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options. Defaults come from the environment: see `Settings.from_environment`."""
     parser.add_argument(
@@ -38,37 +56,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="KEY",
         help="bind the queue with this routing key instead of its own; repeatable, with a single function only",
     )
-    parser.add_argument("--on-error", choices=ON_ERROR, help="the outcome of an exception (default: retry)")
-    parser.add_argument("--prefetch", metavar="N", help="young (1), grown (20), growing (the default), or a number")
-    parser.add_argument("--threads", metavar="N", help="concurrent callbacks (default: the prefetch)")
-    parser.add_argument(
-        "--retry-delays", metavar="SECONDS", help="comma-separated delays before each retry (default: 10,60,600)"
-    )
-    parser.add_argument("--queue-type", choices=QUEUE_TYPES, help="(default: classic)")
-    parser.add_argument(
-        "--priorities",
-        metavar="RANGES",
-        help="ranges of priorities with their own queues, such as 0-4,5-9; or broker (default: none)",
-    )
-    parser.add_argument(
-        "--priority-ageing",
-        metavar="SECONDS",
-        help="with ranges: waiting messages rise one level per interval (default: never)",
-    )
+    for name, options in _SETTINGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **options)
     parser.add_argument(
         "--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there (default host: 127.0.0.1)"
     )
-
-
-_VARIABLES = {
-    "on_error": "RABBIT_ON_ERROR",
-    "prefetch": "RABBIT_PREFETCH",
-    "threads": "RABBIT_THREADS",
-    "retry_delays": "RABBIT_RETRY_DELAYS",
-    "queue_type": "RABBIT_QUEUE_TYPE",
-    "priorities": "RABBIT_PRIORITIES",
-    "priority_ageing": "RABBIT_PRIORITY_AGEING",
-}
 
 
 def consume(
@@ -82,7 +74,7 @@ def consume(
     ``wrap`` decorates each callback.
     """
     try:
-        given = {variable: str(options[name]) for name, variable in _VARIABLES.items() if options.get(name)}
+        given = {f"RABBIT_{name.upper()}": str(options[name]) for name in _SETTINGS if options.get(name)}
         settings = Settings.from_environment({**environment, **given})
         consumers = _consumers(settings, options, wrap)
     except SettingsError as error:

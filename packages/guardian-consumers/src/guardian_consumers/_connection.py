@@ -82,7 +82,6 @@ class ConsumerConnection:
         self._link.start()
 
     def stop(self) -> None:
-        """Stop consuming, and requeue waiting deliveries."""
         self.stopping.set()
         self._link.call(self._sync)
 
@@ -98,18 +97,15 @@ class ConsumerConnection:
 
     @property
     def prefetch(self) -> int:
-        """The total prefetch of all queues."""
         return sum(channel.prefetch for channel in self._channels)
 
     def set_paused(self, paused: bool) -> None:
-        """Stop consuming and requeue waiting deliveries, or resume."""
         if paused:
             logger.info("%s: paused by the rate limit; waiting messages are requeued", self.name)
         self.paused = paused
         self._link.call(self._sync)
 
     def settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Ack or requeue a delivery, and count its outcome."""
         self._settled.append((delivery, outcome))
         if not self._flushing:
             self._flushing = True
@@ -222,7 +218,6 @@ class ConsumerConnection:
             self._sync()
 
     def _flush(self) -> None:
-        """Send acks and requeues for the newly settled deliveries."""
         self._flushing = grown = False
         settled: defaultdict[QueueChannel, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         while self._settled:

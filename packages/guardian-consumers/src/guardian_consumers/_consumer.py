@@ -225,7 +225,6 @@ def _wait_for_one(consumers: Sequence[Consumer]) -> ConsumerError | None:
 
 
 def _first_error(consumers: Sequence[Consumer]) -> ConsumerError | None:
-    """Return the first error of the shutdown, if any."""
     for consumer in consumers:
         while not consumer._ended.empty():
             if (error := consumer._ended.get()) is not None:

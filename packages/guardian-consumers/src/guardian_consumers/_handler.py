@@ -171,11 +171,10 @@ class Handler:
 
     def _transfer(self, message: Message, error: BaseException, trace: str, decision: Decision) -> Transfer:
         """Return the transfer of a message to a delay queue or the parking queue."""
-        delivery, names = message._delivery, self._consumer.names
         if decision.outcome is Outcome.RETRY:
-            routing_key, properties = retries.delayed(delivery, names, error, decision.delay)
+            routing_key, properties = retries.delayed(message._delivery, error, decision.delay)
         else:
-            routing_key, properties = retries.parked(delivery, names, error, trace)
+            routing_key, properties = retries.parked(message._delivery, error, trace)
         return Transfer(message, routing_key, properties, decision.outcome)
 
 

@@ -222,7 +222,6 @@ class RankedBuffer:
         return self._length
 
     def take(self) -> Delivery | None:
-        """Remove and return the oldest delivery of the highest rank."""
         with self._lock:
             waiting = [rank for rank in range(len(self._queues) - 1, -1, -1) if self._queues[rank]]
             if not waiting:

@@ -47,22 +47,19 @@ class Publication(NamedTuple):
 
 
 class _PendingMessage:
-    __slots__ = ("body", "done", "exchange", "mandatory", "properties", "returned", "routing_key", "sent")
+    __slots__ = ("done", "exchange", "publication", "returned", "sent")
 
-    def __init__(self, exchange: str, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> None:
+    def __init__(self, exchange: str, publication: Publication) -> None:
         self.exchange = exchange
-        self.routing_key = routing_key
-        self.body = body
-        self.properties = properties
-        self.mandatory = mandatory
+        self.publication = publication
         self.sent = False
         self.returned = False
         self.done: Future[None] = Future()
 
     def matches_return(self, method: Any, properties: Any, body: bytes) -> bool:
-        """Return whether a returned message equals this one."""
+        routing_key, own_body, own, mandatory = self.publication
         returned = method.exchange, method.routing_key, properties.message_id, body
-        return self.mandatory and returned == (self.exchange, self.routing_key, self.properties.message_id, self.body)
+        return mandatory and returned == (self.exchange, routing_key, own.message_id, own_body)
 
 
 class Publisher:
@@ -165,7 +162,7 @@ class Publisher:
         messages.
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
-        pending = self._enqueue(routing_key, body, properties, mandatory)
+        pending = self._enqueue(Publication(routing_key, body, properties, mandatory))
         for seconds in self._waits(pending, timeout, is_stopping):
             with suppress(FutureTimeout):
                 pending.done.result(seconds)
@@ -195,10 +192,10 @@ class Publisher:
 
         Messages of one thread are published in order. This and the future raise NotPublished.
         """
-        return self._enqueue(routing_key, body, properties, mandatory).done
+        return self._enqueue(Publication(routing_key, body, properties, mandatory)).done
 
-    def _enqueue(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> _PendingMessage:
-        pending = _PendingMessage(self._names.exchange, routing_key, body, properties, mandatory)
+    def _enqueue(self, publication: Publication) -> _PendingMessage:
+        pending = _PendingMessage(self._names.exchange, publication)
         with self._start_lock:  # so that nothing is added after `_fail_unsent`
             link = self._started_link()
             self._unsent.append(pending)
@@ -255,7 +252,6 @@ class Publisher:
             self._send_unsent()
 
     def _discard_cancelled(self) -> None:
-        """Drop cancelled messages that weren't sent."""
         for pending in list(self._unsent):
             if pending.done.cancelled():
                 with suppress(ValueError):  # the publisher is being closed
@@ -271,9 +267,7 @@ class Publisher:
             self._last_tag += 1
             self._unconfirmed[self._last_tag] = pending
             try:
-                self._channel.basic_publish(
-                    pending.exchange, pending.routing_key, pending.body, pending.properties, pending.mandatory
-                )
+                self._channel.basic_publish(pending.exchange, *pending.publication)
             except Exception as error:
                 # A property can't be encoded. Nothing was sent.
                 self._last_tag -= 1
@@ -297,8 +291,8 @@ class Publisher:
             if rejected:
                 _fail(pending, NotPublished("the broker rejected the message; a queue may be full"))
             elif pending.returned:
-                text = f"no queue is bound to {pending.exchange} by {pending.routing_key}"
-                _fail(pending, Unroutable(text))
+                routing_key = pending.publication.routing_key
+                _fail(pending, Unroutable(f"no queue is bound to {pending.exchange} by {routing_key}"))
             else:
                 _finish(pending)
 

@@ -27,6 +27,9 @@ PREFETCH_SECONDS = 1.0
 MIN_SLEEP_SECONDS = 0.005
 """The shortest sleep of a waiting thread, if the burst can store the tokens of this time."""
 
+SHORTEST_SECONDS = 0.000001
+"""Never 0, so that rounding can't cause a busy loop."""
+
 MAX_TOKEN_AGE_SECONDS = 0.1
 """The longest time between taking a token and using it: threads wait for the processor, and processes take batches from
 Redis. The bucket's capacity is the burst minus the tokens of this time, so that late use keeps to rate and burst."""
@@ -64,7 +67,6 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Take a token, and return whether there was one."""
         self._level = min(self.burst, self._level + (now - self._at) * self.rate)
         self._at = now
         if self._level < 1:
@@ -77,11 +79,45 @@ class Bucket:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds from the last `take` to the next token."""
-        return max(0.0, (1 - self._level) / self.rate)
+        return max(SHORTEST_SECONDS, (1 - self._level) / self.rate)
 
 
-class TokenBucket:
+class _TokenLimiter:
+    """What both limiters share: the rate and its limits, and waiting for a token. ``_take`` returns as `take` does."""
+
+    def __init__(
+        self, rate: float, burst: float | None, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self.rate, self.burst = validate_rate(rate, burst)
+        self.max_token_age = max_token_age(self.rate, self.burst)
+        self._capacity = self.burst - self.rate * self.max_token_age
+        self._min_sleep = min(MIN_SLEEP_SECONDS, (self._capacity - 1) / self.rate / 4)
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+
+    def prefetch(self, most: int) -> int:
+        return max(1, min(most, math.ceil(self.rate * PREFETCH_SECONDS)))
+
+    def take(self, timeout: float) -> float:
+        """Take a token, waiting up to ``timeout`` seconds, and for Redis's answer if it is shared.
+
+        Return 0 if a token was taken, otherwise the seconds until there may be one.
+        """
+        until = self._clock() + timeout
+        while True:
+            with self._lock:
+                seconds = self._take()
+            now = self._clock()
+            if seconds <= 0 or now >= until:
+                return seconds
+            self._sleep(max(SHORTEST_SECONDS, min(max(seconds, self._min_sleep), until - now)))
+
+    def _take(self) -> float:
+        raise NotImplementedError
+
+
+class TokenBucket(_TokenLimiter):
     """A limiter for one process, whose threads and consumers may share it.
 
     ``rate`` is in tokens per second. ``burst`` is the number of tokens available at once after a pause, by default
@@ -97,28 +133,11 @@ class TokenBucket:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.rate, self.burst = validate_rate(rate, burst)
-        self._clock = clock
-        self._sleep = sleep
-        self._min_sleep = min(MIN_SLEEP_SECONDS, (self.burst - 1) / self.rate / 4)
-        self._lock = threading.Lock()
-        self.max_token_age = max_token_age(self.rate, self.burst)
-        self._bucket = Bucket(self.rate, self.burst - self.rate * self.max_token_age, clock())
+        super().__init__(rate, burst, clock, sleep)
+        self._bucket = Bucket(self.rate, self._capacity, clock())
 
-    def prefetch(self, most: int) -> int:
-        return prefetch(self.rate, most)
-
-    def take(self, timeout: float) -> float:
-        until = self._clock() + timeout
-        while True:
-            with self._lock:
-                now = self._clock()
-                if self._bucket.take(now):
-                    return 0.0
-                seconds = self._bucket.wait_seconds
-            if now >= until:
-                return seconds
-            self._sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
+    def _take(self) -> float:
+        return 0.0 if self._bucket.take(self._clock()) else self._bucket.wait_seconds
 
     def give_back(self) -> None:
         with self._lock:
@@ -147,7 +166,7 @@ A changed run id means that Redis was restarted or failed over, and may have los
 restarts empty."""
 
 
-class SharedTokenBucket:
+class SharedTokenBucket(_TokenLimiter):
     """A limiter shared by all processes, on all machines, with the same ``name``, ``rate`` and ``burst``.
 
     ``rate`` and ``burst`` are as in `TokenBucket`. ``redis_url`` is redis://…, rediss://… or unix://… and must lead to
@@ -170,19 +189,15 @@ class SharedTokenBucket:
         redis_url: str,
         away: str | float = WAIT,
     ) -> None:
-        self.rate, self.burst = validate_rate(rate, burst)
+        super().__init__(rate, burst, time.monotonic, time.sleep)
         self.name = name
         if not name:
             raise SettingsError("a shared rate needs a name (RABBIT_RATE_NAME)")
         self._redis, self._errors, self._where = _redis_client(redis_url)
         self._script = self._redis.register_script(SCRIPT)
-        self.max_token_age = max_token_age(self.rate, self.burst)
-        self._capacity = self.burst - self.rate * self.max_token_age
         self._max_batch = max(1, int(self.rate * self.max_token_age / 2))
-        self._min_sleep = min(MIN_SLEEP_SECONDS, (self._capacity - 1) / self.rate / 4)
         full = self._capacity / self.rate
         self._expires = int(min(full + IDLE_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS))
-        self._lock = threading.Lock()
         self._batch = 1
         self._tokens = self._fetched = 0
         self._fetched_at = 0.0
@@ -199,23 +214,6 @@ class SharedTokenBucket:
         """Whether the last request to Redis failed."""
         return self._away_since is not None
 
-    def prefetch(self, most: int) -> int:
-        return prefetch(self.rate, most)
-
-    def take(self, timeout: float) -> float:
-        """Take a token, waiting up to ``timeout`` seconds plus the time of Redis's answer.
-
-        Return 0 if a token was taken, otherwise the seconds until there may be one.
-        """
-        until = time.monotonic() + timeout
-        while True:
-            with self._lock:
-                seconds = self._take()
-            now = time.monotonic()
-            if seconds <= 0 or now >= until:
-                return seconds
-            time.sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
-
     def give_back(self) -> None:
         """Return an unused token, to this process first and later to all."""
         with self._lock:
@@ -230,8 +228,8 @@ class SharedTokenBucket:
         if now >= self._next_fetch_at and self._fetch(now):
             return 0.0
         if self._fallback is not None:
-            return 0.0 if self._fallback.take(time.monotonic()) else max(0.000001, self._fallback.wait_seconds)
-        return max(0.000001, self._next_fetch_at - time.monotonic())
+            return 0.0 if self._fallback.take(time.monotonic()) else self._fallback.wait_seconds
+        return max(SHORTEST_SECONDS, self._next_fetch_at - time.monotonic())
 
     def _fetch(self, now: float) -> bool:
         """Fetch tokens from Redis, and return whether there was one; otherwise set the time of the next attempt."""
@@ -300,15 +298,6 @@ def max_token_age(rate: float, burst: float) -> float:
     """Return the seconds within which a token must be used, or 0 if the burst is too small to allow any."""
     seconds = min(MAX_TOKEN_AGE_SECONDS, burst / 4 / rate, (burst - 1) / rate)
     return seconds if seconds >= MIN_TOKEN_AGE_SECONDS else 0.0
-
-
-def prefetch(rate: float, most: int) -> int:
-    """Return the prefetch for this rate, from 1 to ``most``, not counting messages whose callbacks run."""
-    return max(1, min(most, math.ceil(rate * PREFETCH_SECONDS)))
-
-
-def _sleep_seconds(seconds: float, left: float) -> float:
-    return max(0.000001, min(seconds, left))  # never 0, so that rounding can't cause a busy loop
 
 
 def _parse_fallback_rate(away: str | float) -> float:

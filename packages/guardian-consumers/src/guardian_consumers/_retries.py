@@ -72,7 +72,6 @@ def work_queue_arguments(queue_type: str, names: Names, queue: str) -> dict[str,
 
 
 def delay_queue_arguments(queue_type: str, names: Names, queue: str, seconds: float) -> dict[str, Any]:
-    """Return the arguments of a queue's delay queue for this delay."""
     return {
         "x-queue-type": queue_type,
         "x-message-ttl": round(seconds * 1000),
@@ -86,12 +85,12 @@ _AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reje
 """A quorum queue then keeps a dead letter until another queue has it. This strategy requires reject-publish."""
 
 
-def delayed(delivery: Delivery, names: Names, error: BaseException, delay: float) -> tuple[str, Any]:
+def delayed(delivery: Delivery, error: BaseException, delay: float) -> tuple[str, Any]:
     """Return the routing key and properties to publish a message to a delay queue."""
     return delay_queue(delivery.queue, delay), _properties(delivery, error, "")
 
 
-def parked(delivery: Delivery, names: Names, error: BaseException, trace: str) -> tuple[str, Any]:
+def parked(delivery: Delivery, error: BaseException, trace: str) -> tuple[str, Any]:
     """Return the routing key and properties to publish a message to the parking queue."""
     return parking_queue(delivery.queue), _properties(delivery, error, trace)
 
@@ -105,7 +104,6 @@ def moved(delivery: Delivery) -> Any:
 
 
 def first_published(delivery: Delivery) -> tuple[str, str]:
-    """Return the exchange and routing key of a message's first publication."""
     headers = delivery.properties.headers or {}
     if not attempts_of(headers) and MOVED not in headers:
         return delivery.exchange, delivery.routing_key

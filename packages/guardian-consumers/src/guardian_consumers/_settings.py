@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from typing import Any
 from urllib.parse import urlsplit
 
 import pika
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 OF_KUBERNETES = re.compile(r"RABBIT_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 """Variables that Kubernetes sets if a service is called rabbit."""
 
-YOUNG_PREFETCH, GROWN_PREFETCH = 1, 20
+PREFETCHES = {"young": (1, 1), "growing": (1, 20), "grown": (20, 20)}
+"""The first and the last prefetch."""
 
 QUEUE_TYPES = ("classic", "quorum")
 
@@ -73,10 +75,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _ = self.names, self.addresses
-        if not (self.prefetch in ("young", "grown", "growing") or (isinstance(self.prefetch, int) and self.prefetch)):
-            raise SettingsError("RABBIT_PREFETCH must be young, grown, growing or a number from 1")
-        if isinstance(self.prefetch, int) and not 1 <= self.prefetch <= 65535:
-            raise SettingsError("RABBIT_PREFETCH: a number must be from 1 to 65535")
+        if self.prefetch not in (PREFETCHES if isinstance(self.prefetch, str) else range(1, 65536)):
+            raise SettingsError("RABBIT_PREFETCH must be young, grown, growing or a number from 1 to 65535")
         if self.threads is not None and self.threads < 1:
             raise SettingsError("RABBIT_THREADS must be a number from 1")
         if self.queue_type not in QUEUE_TYPES:
@@ -112,16 +112,12 @@ class Settings:
     @property
     def young_prefetch(self) -> int:
         """The initial prefetch."""
-        return {"young": YOUNG_PREFETCH, "growing": YOUNG_PREFETCH, "grown": GROWN_PREFETCH}.get(
-            str(self.prefetch)
-        ) or int(self.prefetch)
+        return PREFETCHES[self.prefetch][0] if isinstance(self.prefetch, str) else self.prefetch
 
     @property
     def grown_prefetch(self) -> int:
         """The final prefetch."""
-        return {"young": YOUNG_PREFETCH, "growing": GROWN_PREFETCH, "grown": GROWN_PREFETCH}.get(
-            str(self.prefetch)
-        ) or int(self.prefetch)
+        return PREFETCHES[self.prefetch][1] if isinstance(self.prefetch, str) else self.prefetch
 
     def limiter(self, name: str) -> Limiter | None:
         """Return a new limiter for the ``rate``, or None without a rate. ``name`` is the default for ``rate_name``."""
@@ -155,41 +151,22 @@ class Settings:
         for name in ("URL", "EXCHANGE_NAME"):
             if name not in given:
                 raise SettingsError(f"RABBIT_{name} isn't set")
-        prefetch = given.get("PREFETCH", cls.prefetch)
-        if isinstance(prefetch, str) and prefetch.isdecimal():
-            prefetch = int(prefetch)
-        try:
-            default = Outcome(given.get("ON_ERROR", Policy.default.value))
-        except ValueError:
-            raise SettingsError(f"RABBIT_ON_ERROR must be one of {', '.join(ON_ERROR)}") from None
-        if default is Outcome.DONE:
-            raise SettingsError(f"RABBIT_ON_ERROR must be one of {', '.join(ON_ERROR)}")
-        delays = given.get("RETRY_DELAYS")
-        return cls(
-            url=given["URL"],
-            exchange=given["EXCHANGE_NAME"],
-            pulse_user=given.get("PULSE_USER"),
-            prefetch=prefetch,
-            grows_after=int(_number(given, "GROWS_AFTER", cls.grows_after)),
-            threads=int(_number(given, "THREADS", 0)) if "THREADS" in given else None,
-            policy=Policy(default, delays=Policy.delays if delays is None else _numbers(delays)),
-            queue_type=given.get("QUEUE_TYPE", cls.queue_type),
-            priorities=given.get("PRIORITIES", cls.priorities),
-            priority_ageing=_number(given, "PRIORITY_AGEING", 0) if "PRIORITY_AGEING" in given else None,
-            time_limit=_number(given, "TIME_LIMIT", cls.time_limit),
-            grace=_number(given, "GRACE", 0) if "GRACE" in given else None,
-            hold_seconds=_number(given, "HOLD_SECONDS", cls.hold_seconds),
-            publish_timeout=_number(given, "PUBLISH_TIMEOUT", cls.publish_timeout),
-            rate=_number(given, "RATE", 0) if "RATE" in given else None,
-            burst=_number(given, "BURST", 0) if "BURST" in given else None,
-            rate_redis_url=given.get("RATE_REDIS_URL"),
-            rate_name=given.get("RATE_NAME"),
-            rate_away=given.get("RATE_AWAY", cls.rate_away),
-        )
+        read: dict[str, Any] = {name: given[name.upper()] for name in _READ_FIELDS if name.upper() in given}
+        for name in read.keys() & _NUMBERS:
+            read[name] = _number(name, read[name])
+        for name in read.keys() & {"grows_after", "threads"}:
+            read[name] = int(read[name])
+        if read.get("prefetch", "").isdecimal():
+            read["prefetch"] = int(read["prefetch"])
+        return cls(exchange=given["EXCHANGE_NAME"], policy=_policy(given), **read)
 
 
-_OF_FIELDS = {one.name.upper() for one in fields(Settings) if one.name not in ("exchange", "policy")}
-VARIABLES = frozenset(f"RABBIT_{name}" for name in _OF_FIELDS | {"EXCHANGE_NAME", "ON_ERROR", "RETRY_DELAYS"})
+_READ_FIELDS = [one.name for one in fields(Settings) if one.name not in ("exchange", "policy")]
+_NUMBERS = {
+    "grows_after", "threads", "priority_ageing", "time_limit", "grace", "hold_seconds", "publish_timeout", "rate",
+    "burst",
+}  # fmt: skip
+VARIABLES = frozenset(f"RABBIT_{name.upper()}" for name in [*_READ_FIELDS, "exchange_name", "on_error", "retry_delays"])
 """The environment variables that `Settings.from_environment` reads."""
 
 
@@ -212,13 +189,20 @@ ON_ERROR = [outcome.value for outcome in Outcome if outcome is not Outcome.DONE]
 """The choices for RABBIT_ON_ERROR, the outcome of exceptions by default."""
 
 
-def _number(given: Mapping[str, str], name: str, default: float) -> float:
+def _policy(given: Mapping[str, str]) -> Policy:
+    default, delays = given.get("ON_ERROR", Policy.default.value), given.get("RETRY_DELAYS")
+    if default not in ON_ERROR:
+        raise SettingsError(f"RABBIT_ON_ERROR must be one of {', '.join(ON_ERROR)}")
+    return Policy(Outcome(default), delays=Policy.delays if delays is None else _numbers(delays))
+
+
+def _number(name: str, text: str) -> float:
     try:
-        value = float(given.get(name, default))
+        value = float(text)
     except ValueError:
         value = -1
     if not 0 <= value < float("inf"):
-        raise SettingsError(f"RABBIT_{name} must be a number from 0")
+        raise SettingsError(f"RABBIT_{name.upper()} must be a number from 0")
     return value
 
 

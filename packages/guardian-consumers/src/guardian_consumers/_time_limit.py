@@ -34,7 +34,6 @@ class TimeLimit:
         self._name = consumer.source.key
 
     def check(self) -> None:
-        """Claim and settle the messages whose callbacks exceed the limit."""
         now, seconds = time.monotonic(), self._consumer.settings.time_limit
         for key, (message, since) in list(self._handler.running.items()):
             if not seconds or now - since < seconds or not message._claim():

@@ -13,7 +13,6 @@ from guardian_consumers.names import delay_queue, parking_queue, return_key
 
 
 def declare(link: Link, channel: Any, settings: Settings, source: Source, queues: Sequence[PhysicalQueue]) -> Steps:
-    """Declare and bind everything over this channel."""
     names = settings.names
     link.current_step = f"the exchange {names.exchange}"
     yield declare_exchange(channel, names.exchange)

@@ -70,7 +70,6 @@ class Refusal:
     probe: Transfer | None = None
 
     def postpone(self) -> None:
-        """Set the time of the next message, and double the backoff."""
         self.retry_at = time.monotonic() + self.backoff * random.uniform(0.5, 1)  # noqa: S311
         self.backoff = min(2 * self.backoff, MAX_BACKOFF_SECONDS)
 
@@ -98,7 +97,6 @@ class Transfers:
 
     @property
     def kept(self) -> int:
-        """The number of kept messages."""
         return len(self._kept)
 
     def begin(self, transfer: Transfer) -> Outcome:
@@ -120,7 +118,6 @@ class Transfers:
         return transfer.outcome
 
     def wait(self, message: Message) -> None:
-        """Wait until a message is no longer kept, or a shutdown begins."""
         while not self._connection.stopping.is_set() and any(
             transfer.message is message for transfer in list(self._kept)
         ):

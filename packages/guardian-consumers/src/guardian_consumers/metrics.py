@@ -1,13 +1,15 @@
 """Prometheus metrics of consumers: ``--metrics [HOST:]PORT``. Only this module needs prometheus-client."""
 
+import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from guardian_consumers._consumer import Consumer
@@ -17,18 +19,18 @@ from guardian_consumers._outcomes import Outcome
 __all__ = ["create_registry", "serve_metrics"]
 
 HOST = "127.0.0.1"
-BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1500)
+BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 300.0, 1500.0)
 """Seconds, from an empty callback to the default time limit."""
 
 GAUGES = {
-    "waiting": ("waiting", "Messages that wait in memory for a callback."),
-    "in_hand": ("in_hand", "Messages whose callbacks run."),
-    "kept": ("kept", "Failed messages that wait until their delay or parking queue accepts them."),
-    "oldest_in_hand_seconds": ("oldest_in_hand_seconds", "Age of the oldest running callback."),
-    "prefetch": ("prefetch", "Total prefetch of the consumer's queues."),
-    "connected": ("connected", "1 if connected, else 0."),
+    "waiting": "Messages that wait in memory for a callback.",
+    "in_hand": "Messages whose callbacks run.",
+    "kept": "Failed messages that wait until their delay or parking queue accepts them.",
+    "oldest_in_hand_seconds": "Age of the oldest running callback.",
+    "prefetch": "Total prefetch of the consumer's queues.",
+    "connected": "1 if connected, else 0.",
 }
-"""By key of `Consumer.figures`: the metric's name after ``consumer_``, and its help text."""
+"""The help text by key of `Consumer.figures`, which is the metric's name after ``consumer_``."""
 
 COUNTERS = {
     "late": ("late", "Messages whose callback failed after they were acknowledged."),
@@ -39,11 +41,32 @@ COUNTERS = {
 """By key of `Consumer.counts`: the metric's name after ``consumer_``, and its help text."""
 
 
+class Durations:
+    """A histogram, in memory. In a project with prometheus-client's multiprocess mode, its own would be in files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = [0] * (len(BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, message: Any, outcome: Outcome | None, seconds: float) -> None:
+        with self._lock:
+            self._numbers[bisect_left(BUCKETS, seconds)] += 1
+            self._sum += seconds
+
+    def add_to(self, family: HistogramMetricFamily, queue: str) -> None:
+        with self._lock:
+            numbers, total = accumulate(self._numbers), self._sum
+            family.add_metric([queue], list(zip([*map(str, BUCKETS), "+Inf"], numbers, strict=True)), total)
+
+
 class ConsumerCollector(Collector):
     """Collects the metrics of consumers, labelled with their logical queues."""
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
-        self._consumers = [(consumer.names.queue(consumer.source.key), consumer) for consumer in consumers]
+        self._consumers = [(one.names.queue(one.source.key), one, Durations()) for one in consumers]
+        for _, consumer, durations in self._consumers:
+            consumer.listeners.append(durations.observe)
 
     def collect(self) -> Iterator[Metric]:
         messages = CounterMetricFamily(
@@ -60,11 +83,10 @@ class ConsumerCollector(Collector):
             name: CounterMetricFamily(f"consumer_{metric}", text, labels=["queue"])
             for name, (metric, text) in COUNTERS.items()
         }
-        gauges = {
-            name: GaugeMetricFamily(f"consumer_{metric}", text, labels=["queue"])
-            for name, (metric, text) in GAUGES.items()
-        }
-        for queue, consumer in self._consumers:
+        gauges = {name: GaugeMetricFamily(f"consumer_{name}", text, labels=["queue"]) for name, text in GAUGES.items()}
+        seconds = HistogramMetricFamily("consumer_seconds", "Duration of callbacks.", labels=["queue"])
+        for queue, consumer, durations in self._consumers:
+            durations.add_to(seconds, queue)
             figures = consumer.figures()
             for outcome in Outcome:
                 if outcome is not Outcome.HALT:  # such a message isn't settled
@@ -74,7 +96,7 @@ class ConsumerCollector(Collector):
                 counter.add_metric([queue], consumer.counts[name])
             for name, gauge in gauges.items():
                 gauge.add_metric([queue], figures[name])
-        yield from (messages, last, *counters.values(), *gauges.values())
+        yield from (messages, last, seconds, *counters.values(), *gauges.values())
 
 
 @contextmanager
@@ -102,14 +124,7 @@ def create_registry(consumers: Sequence[Consumer]) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ConsumerCollector(consumers))
     ProcessCollector(registry=registry)
-    seconds = Histogram("consumer_seconds", "Duration of callbacks.", ["queue"], buckets=BUCKETS, registry=registry)
-    for consumer in consumers:
-        consumer.listeners.append(partial(_observe, seconds.labels(consumer.names.queue(consumer.source.key))))
     return registry
-
-
-def _observe(histogram: Histogram, message: Any, outcome: Outcome | None, seconds: float) -> None:
-    histogram.observe(seconds)
 
 
 def _address(at: str) -> tuple[str, int]:

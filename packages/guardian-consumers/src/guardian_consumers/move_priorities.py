@@ -192,7 +192,7 @@ class _Move:
         priority = priority_of(properties)
         target = next(name for name, numbers in self._targets.items() if priority in numbers)
         if why := _why_unreadable(delivery):
-            _, moved = retries.parked(delivery, self._names, Unreadable(why), "")
+            _, moved = retries.parked(delivery, Unreadable(why), "")
             routing_key = parking_queue(target)
         else:
             moved, routing_key = retries.moved(delivery), return_key(target)

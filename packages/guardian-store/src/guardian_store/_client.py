@@ -1,13 +1,4 @@
-"""A client of the message store's HTTP API.
-
-::
-
-    with Client("https://guardian.example.org", "notifications", key=KEY) as client:
-        client.create_queue("alice")
-        client.post("alice", "hello")
-        for message in client.messages("alice"):
-            print(message.timestamp, message.text)
-"""
+"""The blocking client of the message store's HTTP API."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -37,6 +28,7 @@ from guardian_store._protocol import (
     must_be_batched,
     next_id,
     no_answer,
+    positions_of,
     posted_of,
     queue_of,
     read_page,
@@ -302,8 +294,7 @@ class Client:
     @blocking
     def positions(self, queue: str, consumer: str) -> Operation[dict[int, str]]:
         """Return the id of the consumer's last processed message by partition. Any name can be a consumer."""
-        found = (yield Call("GET", queue, "positions", consumer))["positions"]
-        return {int(partition): message_id for partition, message_id in found.items()}
+        return positions_of((yield Call("GET", queue, "positions", consumer)))
 
     @blocking
     def set_positions(self, queue: str, consumer: str, positions: Mapping[int, str]) -> Operation[None]:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from guardian_store import ids
+from guardian_store import _ids as ids
+from guardian_store._ids import MIN_TICKS, Place
 from guardian_store._leases import HEARTBEATS_PER_LEASE
 from guardian_store._partition_sharing import (
     Coordination,
@@ -22,7 +23,6 @@ from guardian_store._partition_sharing import (
 )
 from guardian_store._protocol import ClientError, NotFound, Page, RetryLater
 from guardian_store._transport import Transport, WorkQueue
-from guardian_store.ids import MIN_TICKS, Place
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ class Deployment:
 
     @property
     def due(self) -> float:
-        """The time of the next action."""
         if clock() < self._resume_at:
             return self._resume_at
         return min([self._refresh_at, self._record_at, *(poll.due for poll in self._polls.values())])
@@ -154,7 +153,6 @@ class Deployment:
     # Messages
 
     def holds(self, leased: LeasedPartition) -> bool:
-        """Return whether this worker still has the partition."""
         return self.leased.get(leased.partition) is leased
 
     def read(self, leased: LeasedPartition, limit: int) -> Page:
@@ -202,7 +200,6 @@ class Deployment:
     # Leases
 
     def start_heartbeats(self, ended: threading.Event) -> threading.Thread:
-        """Start and return a thread that sends heartbeats until ``ended``."""
         thread = threading.Thread(
             target=self._send_heartbeats, args=(ended,), name=f"heartbeats of {self._consumer}", daemon=True
         )
@@ -274,7 +271,6 @@ class Deployment:
         self.coordination.release(partitions)
 
     def _begin_new(self, existing: dict[str, WorkQueue]) -> None:
-        """Read the positions of newly leased partitions."""
         new: defaultdict[str, list[Partition]] = defaultdict(list)
         for partition in self.coordination.leased:
             if partition not in self.leased:
@@ -305,7 +301,6 @@ class Deployment:
         self._polls.clear()
 
     def release_all(self) -> None:
-        """Record the positions and release the leases immediately."""
         try:
             self._record()
         except (CoordinationError, ClientError) as error:
@@ -318,7 +313,6 @@ class Deployment:
     # Positions
 
     def record_soon(self) -> None:
-        """Record positions within the interval."""
         self._record_at = min(self._record_at, clock() + RECORD_INTERVAL_SECONDS)
 
     def _record_if_due(self) -> None:

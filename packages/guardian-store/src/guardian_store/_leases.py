@@ -28,8 +28,6 @@ HEARTBEATS_PER_LEASE = 4
 
 
 class StoreLeases(Coordination):
-    """Leases in the store of a transport."""
-
     def __init__(self, transport: Transport, consumer: str, seconds: float) -> None:
         super().__init__(seconds)
         self._transport = transport
@@ -104,16 +102,14 @@ class StoreLeases(Coordination):
             # The store may release them later, when this worker has them again. A new id is safe from that.
             raise LeasesLost(f"it is unknown which leases were released: {error}") from error
 
-    def acquire(self, planned: Plan) -> set[Partition]:
+    def acquire(self, planned: Plan) -> None:
         # _mine may have more than ``leased``: after a lost connection, a lease may exist without an answer.
         wanted = planned.acquire[: planned.max_acquire]
         if wanted:
             with _coordinating():
                 acquired = self._transport.acquire(self._consumer, self._worker_id, [one[1:] for one in wanted])
             self._mine |= {one for one in wanted if one[1:] in acquired}
-        new = self._mine - self.leased
-        self.leased |= new
-        return new
+        self.leased |= self._mine
 
 
 @contextmanager

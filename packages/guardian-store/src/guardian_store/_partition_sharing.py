@@ -102,7 +102,6 @@ class Coordination(ABC):
 
     @property
     def leases_valid(self) -> bool:
-        """Whether no other worker can have this worker's partitions."""
         return clock() < self.leases_valid_until
 
     def join(self) -> None:
@@ -149,8 +148,8 @@ class Coordination(ABC):
         """Release the leases of these partitions."""
 
     @abstractmethod
-    def acquire(self, planned: Plan) -> set[Partition]:
-        """Lease the planned partitions that are still free, and return the newly leased ones."""
+    def acquire(self, planned: Plan) -> None:
+        """Lease the planned partitions that are still free."""
 
     @abstractmethod
     def _join(self) -> None: ...
@@ -177,15 +176,10 @@ class PinnedPartitions(Coordination):
     def release(self, partitions: Collection[Partition]) -> None:
         self.leased -= set(partitions)
 
-    def acquire(self, planned: Plan) -> set[Partition]:
+    def acquire(self, planned: Plan) -> None:
         self.leased |= set(planned.acquire)
-        return set(planned.acquire)
 
     def _join(self) -> None:
         """Nobody else is asked."""
 
-    def _renew(self) -> None:
-        """Nobody else is asked."""
-
-    def _leave(self) -> None:
-        """Nobody else is asked."""
+    _renew = _leave = _join

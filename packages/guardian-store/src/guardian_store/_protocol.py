@@ -16,7 +16,7 @@ from uuid import UUID
 
 import httpx
 
-from guardian_store import ids
+from guardian_store import _ids as ids
 from guardian_store._partition_sharing import DEFAULT_DEPLOYMENT
 
 JSON = "application/json"
@@ -163,7 +163,6 @@ Pages = Generator[Call | list[T], Any, None]
 
 
 def base_of(address: str, application: str) -> str:
-    """Return the URL of an application. Raise ValueError if the address is not a URL."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # port raises, too
         raise ValueError(f"{address!r} is not an address such as https://guardian.example.org")
@@ -171,7 +170,6 @@ def base_of(address: str, application: str) -> str:
 
 
 def authorization(key: str, token: str) -> dict[str, str]:
-    """Return the header for a key or a token, or none without them."""
     if key and token:
         raise ValueError("Pass a key or a token, not both")
     if not (key + token).isascii() or not (key + token).isprintable():
@@ -180,7 +178,6 @@ def authorization(key: str, token: str) -> dict[str, str]:
 
 
 def no_answer(error: httpx.RequestError) -> Unavailable:
-    """Return the client's error for a request without a response."""
     return Unavailable(None, {type(error).__name__: str(error) or "no answer"})
 
 
@@ -277,6 +274,10 @@ def queue_of(entry: dict[str, Any]) -> Queue:
 
 def posted_of(entry: dict[str, Any]) -> Posted:
     return Posted(entry["key"], Decimal(entry["timestamp"]), entry["partition"])
+
+
+def positions_of(answer: dict[str, Any]) -> dict[int, str]:
+    return {int(partition): message_id for partition, message_id in answer["positions"].items()}
 
 
 def message_of(queue: str, entry: dict[str, Any]) -> Message:

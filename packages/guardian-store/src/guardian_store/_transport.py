@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from guardian_store._client import Client
 from guardian_store._partition_sharing import DEFAULT_DEPLOYMENT
-from guardian_store._protocol import Invalid, Message, NotFound, Page, Unavailable
+from guardian_store._protocol import Invalid, Message, NotFound, Page, Unavailable, positions_of
 
 TIMEOUT_SECONDS = 10.0
 
@@ -171,14 +171,14 @@ class HTTPTransport(Transport):
         asked = {"waiting": ",".join(map(str, partitions))}
         with _of_queue():
             answer = self.client.request("GET", queue.name, "positions", consumer, params=asked)
-        return Progress(_positions(answer), set(answer["waiting"]))
+        return Progress(positions_of(answer), set(answer["waiting"]))
 
     def advance_positions(
         self, queue: WorkQueue, consumer: str, moves: Mapping[int, tuple[str | None, str]]
     ) -> dict[int, str]:
         body = {str(partition): {"from": at, "to": to} for partition, (at, to) in moves.items()}
         with _of_queue():
-            return _positions(self.client.request("POST", queue.name, "positions", consumer, json=body))
+            return positions_of(self.client.request("POST", queue.name, "positions", consumer, json=body))
 
     def keep(self, message: Message, queue: str, ttl: int) -> None:
         try:
@@ -249,7 +249,3 @@ def _of_queue() -> Iterator[None]:
         if error.status is None or "consumer" in error.errors:
             raise
         raise NotFound(error.status, error.errors) from error
-
-
-def _positions(answer: dict[str, Any]) -> dict[int, str]:
-    return {int(partition): message_id for partition, message_id in answer["positions"].items()}

@@ -5,9 +5,6 @@
 The workers of one consumer share the partitions: one worker at a time has a partition (``_partition_sharing.py``) and
 records its progress in the store as the consumer's position. A message is handled again if a worker is killed or loses
 its leases before it records the position.
-
-A worker gets three functions. The context is a context manager for the worker's lifetime. The job is called with each
-message and the context's value. The failure handler is called with the job's exception; then the next message follows.
 """
 
 import inspect

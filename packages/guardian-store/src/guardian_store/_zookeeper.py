@@ -41,9 +41,11 @@ class ZooKeeperLeases(Coordination):
     """
 
     def __init__(self, deployment: str, application: str, consumer: str, seconds: float, hosts: str) -> None:
-        """Validate the hosts. Raise ValueError if they are malformed."""
         super().__init__(seconds)
-        collect_hosts(hosts)
+        try:
+            collect_hosts(hosts)
+        except ValueError as error:
+            raise ValueError(f"The hosts of ZooKeeper are malformed: {error}") from error
         self._hosts = hosts
         self._requested_seconds = seconds
         self._deployment = deployment
@@ -153,19 +155,19 @@ class ZooKeeperLeases(Coordination):
             if isinstance(deleted, KazooException) and not isinstance(deleted, NoNodeError):
                 raise LeasesLost(f"ZooKeeper refused to release a lease: {_describe(deleted)}")
 
-    def acquire(self, planned: Plan) -> set[Partition]:
-        client, new = self._connected(), set()
+    def acquire(self, planned: Plan) -> None:
+        client = self._connected()
         name = self._worker_id.encode()
         pending = {
             one: client.create_async(self._lease_path(one), name, ephemeral=True)
             for one in planned.acquire[: planned.max_acquire]
         }
+        acquired = set()
         for one, result in pending.items():
             with suppress(NodeExistsError):
                 self._write(result)
-                new.add(one)
-        self.leased |= new
-        return new
+                acquired.add(one)
+        self.leased |= acquired
 
     def _worker_path(self) -> str:
         return f"{self._path}/workers/{self._worker_id}"

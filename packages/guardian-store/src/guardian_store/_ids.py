@@ -35,14 +35,20 @@ class Place(NamedTuple):
     ticks: int
     rest: int
 
+    @property
+    def next(self) -> "Place":
+        return Place(self.ticks, self.rest + 1) if self.rest < MAX_REST else Place(self.ticks + 1, 0)
+
+    @property
+    def previous(self) -> "Place":
+        return Place(self.ticks, self.rest - 1) if self.rest else Place(self.ticks - 1, MAX_REST)
+
 
 def place(message_id: uuid.UUID) -> Place:
-    """Return the place of a message id."""
     return Place(message_id.time - UUID_EPOCH_OFFSET, message_id.int & MAX_REST)
 
 
 def message_id(at: Place) -> uuid.UUID:
-    """Return the message id of a place."""
     return id_of(*at)
 
 
@@ -57,12 +63,6 @@ def id_of(ticks: int, rest: int) -> uuid.UUID:
     _set_int(result, high << 64 | rest)
     _set_is_safe(result, _UNKNOWN)
     return result
-
-
-def place_after(message_id: uuid.UUID) -> Place:
-    """Return the first place after this message."""
-    ticks, rest = place(message_id)
-    return Place(ticks, rest + 1) if rest < MAX_REST else Place(ticks + 1, 0)
 
 
 def timestamp(message_id: uuid.UUID) -> str:
