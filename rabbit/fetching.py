@@ -40,6 +40,10 @@ DELIVERY_COUNT = "x-delivery-count"
 NACK_IS_NO_DELIVERY = (4, 3)
 """From this version on, a nack is not counted as a delivery of a quorum queue's messages. Closing the channel is."""
 
+LAST = {"x-priority": -1}
+"""Other consumers get messages first. At a higher priority, the end of a federated queue would make it fetch messages
+from other brokers."""
+
 CANCEL_IF_DELETED = {"x-cancel-on-ha-failover": True}
 """Without this argument, RabbitMQ 3 may move the consumer of a classic queue that is deleted and declared again at once
 to the new queue, and not notify it. Other queues, and RabbitMQ 4, refuse the argument."""
@@ -288,7 +292,8 @@ class Fetch:
         """Start a consumer. Return False if another consumer is exclusive."""
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
-            arguments = CANCEL_IF_DELETED if self._is_classic and self._broker_version[:1] == (3,) else None
+            is_3 = self._is_classic and self._broker_version[:1] == (3,)
+            arguments = LAST | CANCEL_IF_DELETED if is_3 else LAST
             self._consumer = self._request(
                 lambda: self._channel.basic_consume(
                     self.name, callback=self._on_message, arguments=arguments, on_cancel=self._on_cancel
