@@ -205,6 +205,18 @@ def test_a_federated_queue_is_archived_and_leaves_the_messages_at_its_upstream(g
         management.delete_vhost("upstream")
 
 
+def test_a_queue_of_a_stopped_vhost_keeps_its_type(guarded_node, management, settings):
+    settings.GUARDIAN_VHOSTS = ["stopped"]
+    management.create_vhost("stopped")
+    try:
+        management.declare_queue("stopped", "a")
+        guarded_node.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"stopped">>)')
+        once.run_once()
+        assert [(queue.type, queue.length) for queue in Queue.objects.all()] == [("classic", None)]
+    finally:
+        management.delete_vhost("stopped")
+
+
 def test_a_subscription_with_qos_0_is_not_deleted_for_its_name(guarded_node, amqp, settings, version):
     if version < (3, 12):
         pytest.skip("before RabbitMQ 3.12 it is a classic queue, which the policy deletes")
