@@ -289,7 +289,7 @@ class Fetch:
         return not depth.ready and (self._is_classic or self.fetched > 0)
 
     def _consume(self, prefetch: int) -> bool:
-        """Start a consumer. Return False if another consumer is exclusive."""
+        """Start a consumer. Return False if another consumer of a classic queue is exclusive."""
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
             is_3 = self._is_classic and self._broker_version[:1] == (3,)
@@ -300,7 +300,7 @@ class Fetch:
                 )
             )
         except Refused as error:
-            if error.status != ACCESS_REFUSED or self.fetched:
+            if error.status != ACCESS_REFUSED or self.fetched or not self._is_classic:
                 raise
             return False  # py-amqp has reopened the channel, which had no messages
         return True

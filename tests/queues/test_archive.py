@@ -205,14 +205,15 @@ def test_a_stream_or_an_empty_queue_is_deleted_without_an_archive(amqp, delete, 
     assert (queue_names(management, guarded), Archive.objects.exists()) == (set(), False)
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
-    amqp, delete, management, guarded, settings, broker, create_pulse_user
+    amqp, delete, management, guarded, settings, broker, create_pulse_user, kind
 ):
     name = create_pulse_user("deleter")
     management.set_permissions(guarded, name, Permissions(".*", ".*", "^$"))
-    amqp.queue(NAME, 10)
+    amqp.queue(NAME, 10, arguments={"x-queue-type": kind})
     settings.RABBIT_URL = f"amqp://{name}:secret@{broker.amqp_url.rpartition('@')[2]}"
-    removed = delete()
+    removed = delete(type=kind)
     assert (removed.archive, removed.dropped) == (None, 10)
     assert "ACCESS_REFUSED" in removed.why_not
     assert Archive.objects.get().error == removed.why_not
