@@ -135,17 +135,13 @@ class Fetch:
         self._bounds = Bounds(0, 0, 0)
         self._first_messages = FIRST_MESSAGES
         self._channel = session.new_channel()
+        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
+        self._broker_version = tuple(int(part) for part in version.groups()) if version else ()
 
     @property
     def _has_consumer(self) -> bool:
         """Whether the queue has a consumer of this channel. A cancelled one counts while it holds messages."""
         return bool(self._consumer or (self.fetched and not self._is_auto_delete))
-
-    @property
-    def _broker_version(self) -> tuple[int, ...]:
-        """The broker's major and minor version, empty if unknown."""
-        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
-        return tuple(int(part) for part in version.groups()) if version else ()
 
     @property
     def fetched(self) -> int:

@@ -26,7 +26,7 @@ from django.utils import timezone
 from accounts.access.vouching import lock_existing
 from accounts.models import Owner, PulseUser
 from core import broker, locks
-from queues.archives.definitions import definition_of
+from queues.archives.definitions import definition_of, quorum_queue, require_permission
 from queues.archives.outcomes import Removed
 from queues.archives.writing import (
     NOT_STORED,
@@ -47,7 +47,6 @@ from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.fetching import Bounds, Fetch
-from rabbit.policies import delivery_limit
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 
 logger = logging.getLogger(__name__)
@@ -306,6 +305,8 @@ def delete_queue(
                 raise WithinLimit(depth, unacknowledged)
             if limit is not None and target.held and _was_interrupted(target):
                 raise NotSent("its messages return from an earlier attempt to archive them")
+            if not why_not(target):
+                require_permission(session.user, target.vhost, target.name)
             attempt.archive(depth)
             held = _held(attempt, limit, depth) if limit is not None else 0
             renew_lock()
@@ -327,7 +328,11 @@ def delete_queue(
         except BaseException:
             session.close()  # which returns the fetched messages
             raise
-        return attempt.confirm(attempt.fetch.delete_queue())
+        try:
+            return attempt.confirm(attempt.fetch.delete_queue())
+        except Refused:
+            attempt.call_off()
+            raise
 
 
 def _held(attempt: _Attempt, limit: int, ready: int) -> int:
@@ -435,18 +440,6 @@ def _attempt(session: Session, target: Target, between: Callable[[], None] = lam
     return attempt
 
 
-def quorum_queue(vhost: str, name: str) -> dict[str, Any]:
-    """Return a quorum queue's arguments, and how often its messages may be returned, or None for no limit."""
-    management = broker.management()
-    try:
-        row = management.queue_arguments(vhost, name)
-        policies, operator_policies = management.policies(vhost), management.operator_policies(vhost)
-        return {**row, "delivery_limit": delivery_limit(row, policies, operator_policies)}
-    except BrokerError as error:
-        logger.warning("The delivery limit of %s is unknown: %s", name, error)
-        return {"delivery_limit": 0}
-
-
 def _declare(fetch: Fetch) -> int:
     depth = fetch.declare_passively()
     if depth is None:
@@ -473,11 +466,9 @@ def why_not(target: Target) -> str:
         return "archives are switched off"
     if not target.is_archived:
         return "archives are switched off for it"
-    if target.without_copy:
-        return target.without_copy
-    if target.type in TYPES_WITHOUT_LENGTH:
+    if not target.without_copy and target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
-    return ""
+    return target.without_copy
 
 
 def _requeue(attempt: _Attempt) -> bool:

@@ -21,7 +21,7 @@ from queues.guard import monitor, once
 from queues.models import Archive, Pass, Queue, Watch
 from queues.rules import charts
 from rabbit import confirmed
-from rabbit.errors import BrokerUnavailable, NotOnBroker
+from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Fetch
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS
@@ -199,12 +199,24 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
         amqp.queue("queue/alice/builds", 11)
         reports = [once.run_once() for _ in range(3)]
-    assert all("ACCESS_REFUSED" in report.errors[0] for report in reports)
+    assert all("no permission to delete" in report.errors[0] for report in reports)
     assert sent("alice@example.org") == ["warning"]
     assert sent("ops@example.org") == ["warning", "refused"]
     assert queue_events("queue/alice/builds") == ["condemned"]
     settings.RABBIT_URL = broker.amqp_url
     assert once.run_once().deleted == 1
+    assert Archive.objects.get().messages == 11
+
+
+def test_a_deletion_that_is_refused_after_the_fetch_leaves_the_messages_and_no_archive(builds, amqp, monkeypatch):
+    refused = Refused("locked", status=405, reason="locked")
+    with raising(Fetch, "delete_queue", refused):
+        for _ in range(3):
+            assert "locked" in once.run_once().errors[0]
+    assert amqp.ready(builds) == 11
+    assert not Archive.objects.exists()
+    assert once.run_once().deleted == 1
+    assert Archive.objects.get().messages == 11
 
 
 def test_a_full_vhost_is_named_to_operators_with_the_remedy(amqp, guarded, management):
