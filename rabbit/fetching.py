@@ -100,7 +100,8 @@ class Fetch:
     An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
     With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
     drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
-    ``consumers`` is their number at the last passive declare.
+    ``consumers`` is their number at the last passive declare. ``has_polled``: it was fetched with basic.get, so this
+    channel does not notice if the queue is deleted and declared again.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Fetch:
         self._is_quorum = queue_type == QUORUM
         self._is_auto_delete = is_auto_delete
         self.delivery_limit = delivery_limit
+        self.has_polled = False
         self._is_cancelled = False
         self._consumer = ""
         self._fetched_bytes = 0
@@ -186,6 +188,7 @@ class Fetch:
 
     def delete_queue(self) -> int:
         """Delete the queue with all that was fetched, and return how many other ready messages it had."""
+        self.cancel()
         with self._session.time_for_deletion():
             dropped = int(self._request(lambda: self._channel.queue_delete(self.name)))
         self.close()
@@ -193,6 +196,7 @@ class Fetch:
 
     def purge_queue(self) -> int:
         """Acknowledge the fetched messages, purge the queue, and return the number of purged messages."""
+        self.cancel()
         if self._last_tag:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
         dropped = int(self._request(lambda: self._channel.queue_purge(self.name)))
@@ -204,6 +208,7 @@ class Fetch:
 
         If these are all, close the channel. After an error the broker may have returned them.
         """
+        self.cancel()
         if len(positions) == self.fetched:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
             self._request(self._channel.close)
@@ -217,6 +222,7 @@ class Fetch:
 
         Where a nack is no delivery, use nack. Otherwise close the channel, because that keeps their order.
         """
+        self.cancel()
         if self._last_tag and self._broker_version >= NACK_IS_NO_DELIVERY:
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
@@ -230,7 +236,7 @@ class Fetch:
     def _consume_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches from consumers. The next has a prefetch for what fits by the mean size of the fetched ones."""
         last_arrival = time.monotonic()
-        prefetched = self._first_messages
+        prefetched = min(target, self._first_messages)
         while self._needs_more(target, deadline):
             if self.fetched >= prefetched:
                 fits = (self._bounds.bytes - self.kept_bytes) * self.fetched // self._fetched_bytes
@@ -249,10 +255,12 @@ class Fetch:
                 yield self._batch()
         if self._arrived:
             yield self._batch()  # before the cancel: while the caller stores it, the consumer notices a deletion
-        self.cancel()
+        if self.fetched < prefetched or not self._is_classic:
+            self.cancel()  # otherwise it gets no more messages, and still notices a deletion
 
     def _get_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches fetched with basic.get, which works beside an exclusive or a single active consumer."""
+        self.has_polled = True
         while self._needs_more(target, deadline):
             message = self._request(lambda: self._channel.basic_get(self.name))
             if message is None:

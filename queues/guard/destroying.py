@@ -208,6 +208,9 @@ class _Attempt:
             before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
             if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
                 raise NotSent("its messages were returned to it by another request")
+            found = declared.get("type", target.type), declared.get("auto_delete", target.is_auto_delete)
+            if target.reason == Archive.Reason.LENGTH and found != (target.type, target.is_auto_delete):
+                raise NotSent("it was deleted and declared again in another way")
             attempts = _attempts(before, now)
             unfinished = unfinished_archives(target.vhost, target.name)
             # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again.
@@ -311,6 +314,8 @@ def delete_queue(
             held = _held(attempt, limit, depth) if limit is not None else 0
             renew_lock()
             before_delete()
+            if limit is not None and attempt.fetch.has_polled:
+                _require_same_queue(attempt)
             if limit is not None and attempt.fetch.fetched + (ready := _declare_again(attempt)) + held <= limit:
                 attempt.call_off()
                 raise WithinLimit(attempt.fetch.fetched + ready, held)
@@ -355,6 +360,13 @@ def _held(attempt: _Attempt, limit: int, ready: int) -> int:
     # Messages that were requeued since the list count as ready.
     attempt.result.held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
     return attempt.result.held
+
+
+def _require_same_queue(attempt: _Attempt) -> None:
+    """Raise NotSent if the queue does not have the fetched messages: another one may have its name by now."""
+    listed = _list_again(attempt)
+    if listed is None or listed.unacknowledged is None or listed.unacknowledged < attempt.fetch.fetched:
+        raise NotSent("it may have been deleted and declared again while its messages were fetched")
 
 
 def _list_again(attempt: _Attempt) -> ListedQueue | None:
