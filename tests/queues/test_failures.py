@@ -429,6 +429,14 @@ def test_a_broker_without_statistics_has_no_rates(guarded_node):
     assert "statistics are off in RabbitMQ" in found.why_none
 
 
+def test_an_alarm_of_a_broker_without_statistics_is_notified(guarded_node):
+    guarded_node.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")
+    with memory_alarm(guarded_node):
+        once.run_once()
+    guarded_node.eval("application:unset_env(rabbitmq_management, disable_management_stats)")
+    assert sent("ops@example.org") == ["alarm"]
+
+
 def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):
     amqp = Amqp(guarded_node.amqp_url, "/")
     for number in range(20):
