@@ -70,12 +70,13 @@ class Session:
     ``amqp_url`` is ``amqp://user:password@host:port``, or several, separated by commas, of nodes of one cluster: the
     first that accepts the connection is used. ``seconds`` is the timeout for opening it, and for each answer; a
     deletion may take longer, unless a deadline applies. ``NotOnBroker`` also says that the vhost does not exist or that
-    the queue's node is down.
+    the queue's node is down. ``user`` is the one of the open connection.
     """
 
     def __init__(self, amqp_url: str, vhost: str, seconds: float = TIMEOUT_SECONDS) -> None:
         self._amqp_url = amqp_url
         self.vhost = vhost
+        self.user = ""
         self._seconds = seconds
         self._connection: amqp.Connection | None = None
         self._channel: Any = None
@@ -204,6 +205,7 @@ class Session:
                 if conflict := addresses.conflict(address, cluster_of(self._connection)):
                     raise OSError(f"{conflict}; write only addresses of nodes of the guarded cluster")
                 self._channel = self._connection.channel()
+                self.user = unquote(urlsplit(address).username or "guest")
                 _set_answer_timeout(self._connection, seconds)
                 deadline.record_answer()
                 return self._channel

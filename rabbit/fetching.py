@@ -40,6 +40,10 @@ DELIVERY_COUNT = "x-delivery-count"
 NACK_IS_NO_DELIVERY = (4, 3)
 """From this version on, a nack is not counted as a delivery of a quorum queue's messages. Closing the channel is."""
 
+LAST = {"x-priority": -1}
+"""Other consumers get messages first. At a higher priority, the end of a federated queue would make it fetch messages
+from other brokers."""
+
 CANCEL_IF_DELETED = {"x-cancel-on-ha-failover": True}
 """Without this argument, RabbitMQ 3 may move the consumer of a classic queue that is deleted and declared again at once
 to the new queue, and not notify it. Other queues, and RabbitMQ 4, refuse the argument."""
@@ -95,7 +99,8 @@ class Fetch:
     An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
     With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
     drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
-    ``consumers`` is their number at the last passive declare.
+    ``consumers`` is their number at the last passive declare. ``has_polled``: it was fetched with basic.get, so this
+    channel does not notice if the queue is deleted and declared again.
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class Fetch:
         self._is_quorum = queue_type == QUORUM
         self._is_auto_delete = is_auto_delete
         self.delivery_limit = delivery_limit
+        self.has_polled = False
         self._is_cancelled = False
         self._consumer = ""
         self._fetched_bytes = 0
@@ -130,17 +136,13 @@ class Fetch:
         self._bounds = Bounds(0, 0, 0)
         self._first_messages = FIRST_MESSAGES
         self._channel = session.new_channel()
+        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
+        self._broker_version = tuple(int(part) for part in version.groups()) if version else ()
 
     @property
     def _has_consumer(self) -> bool:
         """Whether the queue has a consumer of this channel. A cancelled one counts while it holds messages."""
         return bool(self._consumer or (self.fetched and not self._is_auto_delete))
-
-    @property
-    def _broker_version(self) -> tuple[int, ...]:
-        """The broker's major and minor version, empty if unknown."""
-        version = re.match(r"(\d+)\.(\d+)", str(self._channel.connection.server_properties.get("version")))
-        return tuple(int(part) for part in version.groups()) if version else ()
 
     @property
     def fetched(self) -> int:
@@ -185,6 +187,7 @@ class Fetch:
 
     def delete_queue(self) -> int:
         """Delete the queue with all that was fetched, and return how many other ready messages it had."""
+        self.cancel()
         with self._session.time_for_deletion():
             dropped = int(self._request(lambda: self._channel.queue_delete(self.name)))
         self.close()
@@ -192,6 +195,7 @@ class Fetch:
 
     def purge_queue(self) -> int:
         """Acknowledge the fetched messages, purge the queue, and return the number of purged messages."""
+        self.cancel()
         if self._last_tag:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
         dropped = int(self._request(lambda: self._channel.queue_purge(self.name)))
@@ -203,6 +207,7 @@ class Fetch:
 
         If these are all, close the channel. After an error the broker may have returned them.
         """
+        self.cancel()
         if len(positions) == self.fetched:
             self._request(lambda: self._channel.basic_ack(self._last_tag, multiple=True))
             self._request(self._channel.close)
@@ -216,6 +221,7 @@ class Fetch:
 
         Where a nack is no delivery, use nack. Otherwise close the channel, because that keeps their order.
         """
+        self.cancel()
         if self._last_tag and self._broker_version >= NACK_IS_NO_DELIVERY:
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
@@ -229,7 +235,7 @@ class Fetch:
     def _consume_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches from consumers. The next has a prefetch for what fits by the mean size of the fetched ones."""
         last_arrival = time.monotonic()
-        prefetched = self._first_messages
+        prefetched = min(target, self._first_messages)
         while self._needs_more(target, deadline):
             if self.fetched >= prefetched:
                 fits = (self._bounds.bytes - self.kept_bytes) * self.fetched // self._fetched_bytes
@@ -248,10 +254,12 @@ class Fetch:
                 yield self._batch()
         if self._arrived:
             yield self._batch()  # before the cancel: while the caller stores it, the consumer notices a deletion
-        self.cancel()
+        if self.fetched < prefetched or not self._is_classic:
+            self.cancel()  # otherwise it gets no more messages, and still notices a deletion
 
     def _get_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches fetched with basic.get, which works beside an exclusive or a single active consumer."""
+        self.has_polled = True
         while self._needs_more(target, deadline):
             message = self._request(lambda: self._channel.basic_get(self.name))
             if message is None:
@@ -284,17 +292,18 @@ class Fetch:
         return not depth.ready and (self._is_classic or self.fetched > 0)
 
     def _consume(self, prefetch: int) -> bool:
-        """Start a consumer. Return False if another consumer is exclusive."""
+        """Start a consumer. Return False if another consumer of a classic queue is exclusive."""
         self._request(lambda: self._channel.basic_qos(0, prefetch, a_global=False))
         try:
-            arguments = CANCEL_IF_DELETED if self._is_classic and self._broker_version[:1] == (3,) else None
+            is_3 = self._is_classic and self._broker_version[:1] == (3,)
+            arguments = LAST | CANCEL_IF_DELETED if is_3 else LAST
             self._consumer = self._request(
                 lambda: self._channel.basic_consume(
                     self.name, callback=self._on_message, arguments=arguments, on_cancel=self._on_cancel
                 )
             )
         except Refused as error:
-            if error.status != ACCESS_REFUSED or self.fetched:
+            if error.status != ACCESS_REFUSED or self.fetched or not self._is_classic:
                 raise
             return False  # py-amqp has reopened the channel, which had no messages
         return True

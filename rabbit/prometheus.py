@@ -337,7 +337,8 @@ class Prometheus:
                 found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.get('port')}")
         if not found:
             raise BrokerUnavailable(
-                "no node has a Prometheus endpoint; run: rabbitmq-plugins enable rabbitmq_prometheus"
+                "no node tells a Prometheus endpoint; run: rabbitmq-plugins enable rabbitmq_prometheus, or set "
+                "GUARDIAN_PROMETHEUS_URLS if the broker collects no statistics"
             )
         self._found = (nodes, found)
         return found

@@ -32,8 +32,14 @@ STREAM = "stream"
 MQTT_QOS_0 = "MQTT QoS 0"
 """The queue type of an MQTT subscription with QoS 0 since RabbitMQ 3.12. It is its client's connection, and stores
 nothing. Only that client can delete it."""
-_MQTT_QOS_0_MODULE = "rabbit_mqtt_qos0_queue"
-"""The name of this type in all lists but the cheapest."""
+
+_MODULES = {
+    "rabbit_classic_queue": CLASSIC,
+    "rabbit_quorum_queue": "quorum",
+    "rabbit_stream_queue": STREAM,
+    "rabbit_mqtt_qos0_queue": MQTT_QOS_0,
+}
+"""The names of types in lists while a vhost or a node is stopped, and of the last one in all lists but the cheapest."""
 
 TYPES_WITHOUT_LENGTH = (STREAM, MQTT_QOS_0)
 """Queue types without a length: readers remove nothing from a stream."""
@@ -391,7 +397,7 @@ def with_type(queue: ListedQueue, type_: str) -> ListedQueue:
 
 def _type(row: dict[str, Any]) -> str:
     type_ = _text(row.get("type")) or UNKNOWN_TYPE
-    return MQTT_QOS_0 if type_ == _MQTT_QOS_0_MODULE else type_
+    return _MODULES.get(type_, type_)
 
 
 def _is_exclusive(row: dict[str, Any]) -> bool:

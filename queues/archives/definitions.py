@@ -1,16 +1,19 @@
-"""How a queue is declared and bound, for its archive."""
+"""What is asked about a queue before its messages are fetched: its definition, and whether Guardian may delete it."""
 
 import logging
+from http import HTTPStatus
 from typing import Any
 
 from core import broker
 from rabbit import deadline
-from rabbit.errors import BrokerError
+from rabbit.errors import BrokerError, Refused
+from rabbit.permissions import NO_ACCESS, allows
+from rabbit.policies import delivery_limit
 
 logger = logging.getLogger(__name__)
 
 SECONDS = 2.0
-"""The timeout of both requests: the deletion of the queue waits for them."""
+"""The timeout of these requests: the deletion of the queue waits for them."""
 
 MAX_BINDINGS = 1_000
 """The bindings of a queue with more are not stored."""
@@ -37,3 +40,27 @@ def definition_of(vhost: str, name: str) -> dict[str, Any]:
             if one.source  # every queue is bound to the default exchange
         ]
     return found
+
+
+def quorum_queue(vhost: str, name: str) -> dict[str, Any]:
+    """Return a quorum queue's arguments, and how often its messages may be returned, or None for no limit."""
+    management = broker.management()
+    try:
+        row = management.queue_arguments(vhost, name)
+        policies, operator_policies = management.policies(vhost), management.operator_policies(vhost)
+        return {**row, "delivery_limit": delivery_limit(row, policies, operator_policies)}
+    except BrokerError as error:
+        logger.warning("The delivery limit of %s is unknown: %s", name, error)
+        return {"delivery_limit": 0}
+
+
+def require_permission(user: str, vhost: str, name: str) -> None:
+    """Raise Refused if RabbitMQ knows that this user of its own may not delete a queue: fetching would be in vain."""
+    try:
+        with deadline.limit(SECONDS):
+            granted = broker.management().permissions_of(user).get(vhost, NO_ACCESS)
+    except BrokerError:  # such as a user in LDAP
+        return
+    if not allows(granted.configure, name):
+        reason = f"access refused: '{user}' has no permission to delete '{name}'"
+        raise Refused(f"vhost '{vhost}': {reason}", status=HTTPStatus.FORBIDDEN, reason=reason)

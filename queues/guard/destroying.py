@@ -27,7 +27,7 @@ from accounts.access.vouching import lock_existing
 from accounts.models import Owner, PulseUser
 from core import broker, locks
 from core.leases import LEASE_SECONDS
-from queues.archives.definitions import definition_of
+from queues.archives.definitions import definition_of, quorum_queue, require_permission
 from queues.archives.outcomes import Removed
 from queues.archives.writing import (
     NOT_STORED,
@@ -48,7 +48,6 @@ from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.fetching import Bounds, Fetch
-from rabbit.policies import delivery_limit
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 
 logger = logging.getLogger(__name__)
@@ -211,6 +210,9 @@ class _Attempt:
             before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
             if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
                 raise NotSent("its messages were returned to it by another request")
+            found = declared.get("type", target.type), declared.get("auto_delete", target.is_auto_delete)
+            if target.reason == Archive.Reason.LENGTH and found != (target.type, target.is_auto_delete):
+                raise NotSent("it was deleted and declared again in another way")
             attempts = _attempts(before, now)
             unfinished = unfinished_archives(target.vhost, target.name)
             # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again.
@@ -308,10 +310,14 @@ def delete_queue(
                 raise WithinLimit(depth, unacknowledged)
             if limit is not None and target.held and _was_interrupted(target):
                 raise NotSent("its messages return from an earlier attempt to archive them")
+            if not why_not(target):
+                require_permission(session.user, target.vhost, target.name)
             attempt.archive(depth)
             held = _held(attempt, limit, depth) if limit is not None else 0
             renew_lock()
             before_delete()
+            if limit is not None and attempt.fetch.has_polled:
+                _require_same_queue(attempt)
             if limit is not None and attempt.fetch.fetched + (ready := _declare_again(attempt)) + held <= limit:
                 attempt.call_off()
                 raise WithinLimit(attempt.fetch.fetched + ready, held)
@@ -329,7 +335,11 @@ def delete_queue(
         except BaseException:
             session.close()  # which returns the fetched messages
             raise
-        return attempt.confirm(attempt.fetch.delete_queue())
+        try:
+            return attempt.confirm(attempt.fetch.delete_queue())
+        except Refused:
+            attempt.call_off()
+            raise
 
 
 def _held(attempt: _Attempt, limit: int, ready: int) -> int:
@@ -349,6 +359,13 @@ def _held(attempt: _Attempt, limit: int, ready: int) -> int:
     # Messages that were requeued since the list count as ready.
     attempt.result.held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
     return attempt.result.held
+
+
+def _require_same_queue(attempt: _Attempt) -> None:
+    """Raise NotSent if the queue does not have the fetched messages: another one may have its name by now."""
+    listed = _list_again(attempt)
+    if listed is None or listed.unacknowledged is None or listed.unacknowledged < attempt.fetch.fetched:
+        raise NotSent("it may have been deleted and declared again while its messages were fetched")
 
 
 def _list_again(attempt: _Attempt) -> ListedQueue | None:
@@ -427,18 +444,6 @@ def _attempt(session: Session, target: Target, between: Callable[[], None] = lam
     return attempt
 
 
-def quorum_queue(vhost: str, name: str) -> dict[str, Any]:
-    """Return a quorum queue's arguments, and how often its messages may be returned, or None for no limit."""
-    management = broker.management()
-    try:
-        row = management.queue_arguments(vhost, name)
-        policies, operator_policies = management.policies(vhost), management.operator_policies(vhost)
-        return {**row, "delivery_limit": delivery_limit(row, policies, operator_policies)}
-    except BrokerError as error:
-        logger.warning("The delivery limit of %s is unknown: %s", name, error)
-        return {"delivery_limit": 0}
-
-
 def _declare(fetch: Fetch) -> int:
     depth = fetch.declare_passively()
     if depth is None:
@@ -465,11 +470,9 @@ def why_not(target: Target) -> str:
         return "archives are switched off"
     if not target.is_archived:
         return "archives are switched off for it"
-    if target.without_copy:
-        return target.without_copy
-    if target.type in TYPES_WITHOUT_LENGTH:
+    if not target.without_copy and target.type in TYPES_WITHOUT_LENGTH:
         return f"a {target.type} can't be archived"
-    return ""
+    return target.without_copy
 
 
 def _was_interrupted(target: Target) -> bool:

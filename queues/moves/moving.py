@@ -30,8 +30,9 @@ from core import broker, locks
 from core.refusals import Refusal
 from queues.actions.single import Gone, why_not_deleted
 from queues.archives import replay
+from queues.archives.definitions import quorum_queue
 from queues.archives.replay import Room
-from queues.guard.destroying import lock_messages, quorum_queue
+from queues.guard.destroying import lock_messages
 from queues.models import Move, Queue
 from queues.moves.routes import Route, route_of
 from rabbit.amqp import Session

@@ -73,16 +73,18 @@ class BrokerRequests(Requests):
     def nodes(self) -> list[Node]:
         """Return the nodes of the cluster, including stopped ones."""
         rows = parse_rows(self._get("nodes", params={"columns": NODE_COLUMNS}), name=str, running=bool)
+        lacks_alarms = any(row["running"] and "mem_alarm" not in row for row in rows)  # without statistics
+        raised = self.alarms() if lacks_alarms else ()
         return [
             Node(
                 row["name"],
                 row["running"],
                 as_number(row.get("mem_used")),
                 as_number(row.get("mem_limit")),
-                row.get("mem_alarm") is True,
+                row.get("mem_alarm") is True or f"memory on {row['name']}" in raised,
                 as_number(row.get("disk_free")),
                 as_number(row.get("disk_free_limit")),
-                row.get("disk_free_alarm") is True,
+                row.get("disk_free_alarm") is True or f"disk on {row['name']}" in raised,
                 as_number(row.get("fd_used")),
                 as_number(row.get("fd_total")),
                 None if (milliseconds := as_number(row.get("uptime"))) is None else milliseconds / 1000,

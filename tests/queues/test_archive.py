@@ -3,6 +3,7 @@
 import os
 import time
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from rabbit.errors import BrokerUnavailable, NotOnBroker
 from rabbit.fetching import Fetch
 from rabbit.permissions import Permissions
 from tests.support.archives import store_archive
+from tests.support.faults import once_after
 from tests.support.proxy import Proxy
 from tests.support.raw_messages import MANY_HEADERS, Raw
 from tests.support.toolbox import (
@@ -205,14 +207,15 @@ def test_a_stream_or_an_empty_queue_is_deleted_without_an_archive(amqp, delete, 
     assert (queue_names(management, guarded), Archive.objects.exists()) == (set(), False)
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_without_permission_to_read_a_queue_is_deleted_without_an_archive(
-    amqp, delete, management, guarded, settings, broker, create_pulse_user
+    amqp, delete, management, guarded, settings, broker, create_pulse_user, kind
 ):
     name = create_pulse_user("deleter")
     management.set_permissions(guarded, name, Permissions(".*", ".*", "^$"))
-    amqp.queue(NAME, 10)
+    amqp.queue(NAME, 10, arguments={"x-queue-type": kind})
     settings.RABBIT_URL = f"amqp://{name}:secret@{broker.amqp_url.rpartition('@')[2]}"
-    removed = delete()
+    removed = delete(type=kind)
     assert (removed.archive, removed.dropped) == (None, 10)
     assert "ACCESS_REFUSED" in removed.why_not
     assert Archive.objects.get().error == removed.why_not
@@ -467,19 +470,33 @@ def test_an_archive_is_kept_if_the_attempt_that_fetched_it_still_holds_the_messa
     assert Archive.objects.get().state == "kept"
 
 
-@pytest.mark.parametrize("messages", [12, 600])
-def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messages):
-    amqp.queue(NAME, messages)
+@pytest.mark.parametrize(("messages", "auto_delete"), [(12, False), (600, False), (12, True)])
+def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messages, auto_delete):
+    amqp.queue(NAME, messages, auto_delete=auto_delete)
 
     def declare_again():
         amqp.channel.queue_delete(NAME)
-        amqp.queue(NAME, 3)
+        amqp.queue(NAME, 3, auto_delete=auto_delete)
 
     steps = iter([declare_again])
-    with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
-        destroying.delete_queue(session, target(guarded), limit=10, between=lambda: next(steps, bool)())
+    archived = replace(target(guarded), is_auto_delete=auto_delete)
+    with core_broker.session(guarded) as session, pytest.raises((NotOnBroker, NotSent)):
+        destroying.delete_queue(session, archived, limit=10, between=lambda: next(steps, bool)())
     assert amqp.ready(NAME) == 3
     assert not Archive.objects.filter(state="kept").exists()
+
+
+@pytest.mark.parametrize("declared", [{"arguments": {"x-queue-type": "quorum"}}, {"auto_delete": True}], ids=str)
+def test_a_queue_declared_again_in_another_way_before_it_is_archived_stays(amqp, guarded, declared, monkeypatch):
+    amqp.queue(NAME, 11)
+
+    def declare_again():
+        amqp.channel.queue_delete(NAME)
+        amqp.queue(NAME, 15, **declared)
+
+    once_after(monkeypatch, "the decision", declare_again)
+    assert run_once().deleted == 0
+    assert queue_names(core_broker.management(), guarded) == {NAME}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from queues.guard import monitor, once
 from queues.models import Archive, Pass, Queue, Watch
 from queues.rules import charts
 from rabbit import confirmed
-from rabbit.errors import BrokerUnavailable, NotOnBroker
+from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Fetch
 from rabbit.management import Management
 from rabbit.permissions import FULL_ACCESS
@@ -199,12 +199,24 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
         amqp.queue("queue/alice/builds", 11)
         reports = [once.run_once() for _ in range(3)]
-    assert all("ACCESS_REFUSED" in report.errors[0] for report in reports)
+    assert all("no permission to delete" in report.errors[0] for report in reports)
     assert sent("alice@example.org") == ["warning"]
     assert sent("ops@example.org") == ["warning", "refused"]
     assert queue_events("queue/alice/builds") == ["condemned"]
     settings.RABBIT_URL = broker.amqp_url
     assert once.run_once().deleted == 1
+    assert Archive.objects.get().messages == 11
+
+
+def test_a_deletion_that_is_refused_after_the_fetch_leaves_the_messages_and_no_archive(builds, amqp, monkeypatch):
+    refused = Refused("locked", status=405, reason="locked")
+    with raising(Fetch, "delete_queue", refused):
+        for _ in range(3):
+            assert "locked" in once.run_once().errors[0]
+    assert amqp.ready(builds) == 11
+    assert not Archive.objects.exists()
+    assert once.run_once().deleted == 1
+    assert Archive.objects.get().messages == 11
 
 
 def test_a_full_vhost_is_named_to_operators_with_the_remedy(amqp, guarded, management):
@@ -415,6 +427,14 @@ def test_a_broker_without_statistics_has_no_rates(guarded_node):
     found = rates.fetch(queue_row("q"), charts.SPANS["hour"])
     guarded_node.eval("application:set_env(rabbitmq_management, rates_mode, basic)")
     assert "statistics are off in RabbitMQ" in found.why_none
+
+
+def test_an_alarm_of_a_broker_without_statistics_is_notified(guarded_node):
+    guarded_node.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")
+    with memory_alarm(guarded_node):
+        once.run_once()
+    guarded_node.eval("application:unset_env(rabbitmq_management, disable_management_stats)")
+    assert sent("ops@example.org") == ["alarm"]
 
 
 def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):

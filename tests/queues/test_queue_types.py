@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from queues.guard import once
-from queues.models import Queue
+from queues.models import Archive, Queue
 from rabbit import snapshot
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.management import Management
@@ -153,6 +153,35 @@ def test_queues_of_federation_and_shovels_are_not_deleted_for_their_name(guarded
     finally:
         management.delete_vhost("downstream")
     assert [name for name in kept if name.startswith(prefix)]
+
+
+def test_a_federated_queue_is_archived_and_leaves_the_messages_at_its_upstream(guarded_node, management, amqp):
+    put(guarded_node, "vhosts/upstream", {})
+    put(guarded_node, "parameters/federation-upstream/%2F/up", {"value": {"uri": f"{guarded_node.amqp_url}/upstream"}})
+    federated = {"pattern": "^jobs$", "apply-to": "queues", "definition": {"federation-upstream-set": "all"}}
+    put(guarded_node, "policies/%2F/federated", federated)
+    upstream = Amqp(guarded_node.amqp_url, "upstream")
+    upstream.queue("jobs", 5)
+    try:
+        amqp.queue("jobs", 11)
+        wait_until(lambda: "{status, running}" in guarded_node.eval("rabbit_federation_status:status()"))
+        assert once.run_once().deleted == 1
+        assert Archive.objects.get().messages == 11
+        assert upstream.ready("jobs") == 5
+    finally:
+        management.delete_vhost("upstream")
+
+
+def test_a_queue_of_a_stopped_vhost_keeps_its_type(guarded_node, management, settings):
+    settings.GUARDIAN_VHOSTS = ["stopped"]
+    management.create_vhost("stopped")
+    try:
+        management.declare_queue("stopped", "a")
+        guarded_node.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"stopped">>)')
+        once.run_once()
+        assert [(queue.type, queue.length) for queue in Queue.objects.all()] == [("classic", None)]
+    finally:
+        management.delete_vhost("stopped")
 
 
 def test_a_subscription_with_qos_0_is_not_deleted_for_its_name(guarded_node, amqp, settings, version):
