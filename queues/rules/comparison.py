@@ -101,7 +101,6 @@ class _Comparison:
         self.staying = {pulse_user.id for pulse_user in pulse_users if not pulse_user.removing}
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
-        self.removes_nothing = False
 
     def _with_stored_type(self, listed: ListedQueue) -> ListedQueue:
         """Return a queue whose row lacks the type with the stored one. A queue that was gone may have another type."""
@@ -491,7 +490,7 @@ class _Comparison:
         elif queue != row:
             only_length = queue == row._replace(ready=queue.ready, unacknowledged=queue.unacknowledged)
             (self.changes.lengths if only_length else self.changes.changed).append(queue)
-        if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
+        if queue.length is not None and (row is None or queue.length != row.length):
             self.changes.samples.append(queue)
 
 
