@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Unusable(requests.RequestException):
-    """The answer is late, too large or nested too deep."""
+    """The answer is late or nested too deep."""
 
 
 class Exchange:
@@ -160,7 +160,7 @@ class _TLSPool(HTTPSConnectionPool):
 
 
 class Adapter(SystemTrust):
-    """Send one request of an exchange. Of the answer's body, read up to ``MAX_BYTES`` and one byte more."""
+    """Send one request of an exchange. Of the answer's body, read up to ``MAX_BYTES``."""
 
     pools: Mapping[str, type[HTTPConnectionPool]] = {"http": _Pool, "https": _TLSPool}
 
@@ -189,7 +189,7 @@ class Adapter(SystemTrust):
             )
             try:
                 # A decompression bomb must not fill the memory, so limit the size while decompressing.
-                content = response.raw.read(MAX_BYTES + 1, decode_content=True)
+                content = response.raw.read(MAX_BYTES, decode_content=True)
             except Exception as error:
                 raise requests.ConnectionError(f"the answer is incomplete: {error}") from error
         finally:
@@ -199,7 +199,7 @@ class Adapter(SystemTrust):
 
 
 class Session(requests.Session):
-    """A session whose answers are at most ``MAX_BYTES`` large and ``MAX_DEPTH`` deep. Use it inside ``exchange``.
+    """A session whose answers are cut at ``MAX_BYTES``, and at most ``MAX_DEPTH`` deep. Use it inside ``exchange``.
 
     Raises ``requests.RequestException`` for all failures.
     """
@@ -211,8 +211,6 @@ class Session(requests.Session):
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         response = current().run(lambda: super(Session, self).request(*args, **kwargs))
-        if len(response.content) > MAX_BYTES:
-            raise Unusable(f"the answer has more than {MAX_BYTES} bytes")
         if _is_too_deep(response.content):
             raise Unusable(f"the answer is nested more than {MAX_DEPTH} levels deep")
         return response

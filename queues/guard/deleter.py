@@ -141,7 +141,6 @@ class _Run:
     def __init__(self, lease: HeldLease, outcome: Outcome) -> None:
         self.outcome = outcome
         self._lease = lease
-        self._group = HeldLease(GROUP)
         self._notifications = 0
         self._waiting: list[Waiting] = []
         self._running: dict[Future[Result], Waiting] = {}

@@ -90,7 +90,6 @@ class _Comparison:
         self.waiting: Counter[int | None] = Counter()
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
-        self.removes_nothing = False
 
     def _with_stored_type(self, listed: ListedQueue) -> ListedQueue:
         """Return a queue whose row lacks the type with the stored one. A queue that was gone may have another type."""
@@ -485,7 +484,7 @@ class _Comparison:
         elif queue != row:
             only_length = queue == row._replace(ready=queue.ready, unacknowledged=queue.unacknowledged)
             (self.changes.lengths if only_length else self.changes.changed).append(queue)
-        if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
+        if queue.length is not None and (row is None or queue.length != row.length):
             self.changes.samples.append(queue)
 
 

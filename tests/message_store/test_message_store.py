@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from guardian_store import _ids as ids
@@ -724,6 +724,11 @@ def test_messages_of_a_push_during_a_removal_are_deleted_later(store, queue, clo
     assert not MessageRow.objects.exists()
     assert not PartitionRow.objects.exists()
     assert not Discarded.objects.exists()
+
+
+def test_an_error_of_a_statement_is_not_an_outage():
+    with pytest.raises(IntegrityError), dialects.as_store_errors():
+        raise IntegrityError("duplicate key")
 
 
 @DATABASE_STORE_ONLY

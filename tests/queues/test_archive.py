@@ -305,6 +305,16 @@ def test_a_purge_is_archived_and_keeps_the_queue(listed, alice, amqp):
     assert amqp.ready(NAME) == 0
     assert bodies(Archive.objects.get()) == [b"%d" % number for number in range(8)]
     assert Archive.objects.get().reason == "purged"
+    assert Queue.objects.get().fetch_attempts == 0
+
+
+@pytest.mark.parametrize("room", [100, 10_000_000], ids=["no room", "full disk"])
+def test_a_purge_empties_a_queue_whose_archive_fails_midway(listed, alice, amqp, settings, room):
+    amqp.publish(NAME, 1300)
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = shares.SHARE * room
+    with full_disk(ArchiveChunk, rows=1):
+        removed = single.purge_queue(listed, alice)
+    assert (amqp.ready(NAME), removed.archive) == (0, None)
 
 
 def test_archives_are_deleted_when_they_expire(listed, alice):

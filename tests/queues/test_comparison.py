@@ -210,12 +210,18 @@ def short_queues(count, **fields):
     return [listed_queue(f"q{number}", 0, **fields) for number in range(count)]
 
 
-def test_a_much_shorter_list_must_repeat_three_times_and_deletes_nothing_meanwhile():
+def test_a_much_shorter_list_must_repeat_three_times_on_the_same_nodes_and_deletes_nothing_meanwhile():
     monitor = InMemoryMonitor().after(snapshot(*short_queues(300)))
     half = snapshot(listed_queue("q0", 11), *short_queues(150)[1:])
-    changes = [monitor.run(half) for _ in range(3)]
-    assert [(len(one.gone), len(one.deletable)) for one in changes] == [(0, 0), (0, 0), (150, 1)]
+    shots = [half._replace(nodes=NODES | {"rabbit@two"})] * 2 + [half] * 3
+    changes = [monitor.run(shot) for shot in shots]
+    assert [(len(one.gone), len(one.deletable)) for one in changes] == [(0, 0)] * 4 + [(150, 1)]
     assert len(monitor.run(snapshot(*short_queues(1)), force=True).gone) == 149
+
+
+def test_an_empty_list_must_repeat_three_times_even_for_one_queue():
+    monitor = InMemoryMonitor().after(snapshot(listed_queue("a", 0)))
+    assert [len(monitor.run(snapshot()).gone) for _ in range(3)] == [0, 0, 1]
 
 
 def test_a_complete_list_resets_the_count_of_short_lists():

@@ -16,10 +16,11 @@ from notifications.models import Notification
 from queues import tasks
 from queues.guard import deleter, monitor, once
 from queues.guard.deleter_threads import keep_connection
-from queues.guard.destroying import Target
+from queues.guard.destroying import InUse, Target
 from queues.models import Archive, Queue, QueueEvent, Watch
+from rabbit.fetching import Fetch
 from tests.support.faults import once_after, once_before
-from tests.support.toolbox import queue_events, queue_names, sent, wait_until
+from tests.support.toolbox import call_before, calling_first, queue_events, queue_names, sent, wait_until
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -244,6 +245,31 @@ def test_operators_are_notified_once_of_deletions_that_are_late(amqp, guarded, s
     assert deleter.run().deleted == 1
     monitor.run_pass()
     assert Watch.objects.get().late_since is None
+
+
+def test_a_deletion_that_could_not_begin_is_tried_again_in_the_next_round(amqp, guarded, monkeypatch):
+    def refuse():
+        raise InUse("another request moves its messages")
+
+    monkeypatch.setattr(deleter, "ROUND_SECONDS", -1)
+    amqp.queue("a", 11)
+    monitor.run_pass()
+    call_before(monkeypatch, deleter.destroying, "delete_queue", refuse)
+    assert deleter.run().deleted == 1
+
+
+def test_refusals_are_over_only_when_all_deletions_were_tried(amqp, guarded, settings, monkeypatch):
+    settings.GUARDIAN_DELETERS = 1
+    monkeypatch.setattr(deleter, "ROUND_SECONDS", -1)
+    for name in ("a", "b"):
+        amqp.queue(name, 11)
+    monitor.run_pass()
+    Watch.objects.update(refused_since=timezone.now())
+    since = []
+    with calling_first(Fetch, "delete_queue", lambda: since.append(Watch.objects.get().refused_since)):
+        assert deleter.run().deleted == 2
+    assert None not in since
+    assert Watch.objects.get().refused_since is None
 
 
 def test_a_queue_with_twice_its_limit_that_has_waited_is_deleted_without_a_copy(amqp, guarded):

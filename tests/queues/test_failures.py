@@ -20,7 +20,7 @@ from queues.archives import reading, replay
 from queues.guard import monitor, once
 from queues.models import Archive, Pass, Queue, Watch
 from queues.rules import charts
-from rabbit import confirmed
+from rabbit import confirmed, snapshot
 from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Fetch
 from rabbit.management import Management
@@ -31,6 +31,7 @@ from tests.support.proxy import Proxy, http_answer
 from tests.support.toolbox import (
     AWAY_AMQP,
     amqp_answers_lost,
+    call_before,
     calling_first,
     disk_alarm,
     login_without_configure,
@@ -285,6 +286,16 @@ def test_a_missing_guarded_vhost_is_an_error_in_the_report(amqp, guarded, settin
     assert report.errors == ["vhost 'no-such-vhost' isn't on the broker; see GUARDIAN_VHOSTS"]
 
 
+@pytest.mark.parametrize(("status", "is_away"), [(503, False), (0, True)])
+def test_a_pass_begins_again_once_if_the_list_fails_as_while_a_node_starts(monkeypatch, status, is_away):
+    def fail():
+        raise BrokerUnavailable("the list failed", status=status)
+
+    monkeypatch.setattr(monitor, "NODE_CHANGE_SECONDS", 0)
+    call_before(monkeypatch, snapshot, "take", fail)
+    assert once.run_once().away == is_away
+
+
 def test_without_amqp_nothing_is_deleted_and_operators_are_notified(amqp, settings, broker):
     settings.RABBIT_URL = AWAY_AMQP
     amqp.queue("queue/alice/builds", 11)
@@ -303,6 +314,12 @@ def test_a_pass_that_lost_its_lease_deletes_nothing_and_says_so(builds, monkeypa
     assert report.deleted == 0
     assert "lease" in report.errors[-1]
     assert queue_names(management, guarded) == {builds}
+
+
+def test_a_pass_that_lost_its_lease_records_no_outage():
+    with raising(snapshot, "take", BrokerUnavailable("away")), calling_first(snapshot, "take", expire_lease):
+        assert "lease" in once.run_once().errors[-1]
+    assert Watch.objects.get().outage_since is None
 
 
 def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(builds):

@@ -240,6 +240,20 @@ def test_a_sent_deletion_that_was_done_manually_is_not_recorded_twice(builds, am
     assert sent("alice@example.org") == []
 
 
+def test_a_decision_is_not_taken_back_once_the_request_to_delete_the_queue_is_sent(amqp, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    row = Queue.objects.all()
+    row.update(unbounded=True)
+    once_before(monkeypatch, "the decision", lambda: row.update(delete_sent_at=timezone.now()))
+    states = []
+    for _ in range(2):
+        monitor.run_pass()
+        states.append(row.get().state)
+        row.update(delete_sent_at=None)
+    assert states == ["deleting", "warned"]
+
+
 def test_a_pulse_users_limit_set_after_the_list_applies_to_an_unchanged_queue(amqp, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
     once.run_once()

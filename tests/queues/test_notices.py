@@ -113,6 +113,7 @@ def test_a_warning_is_acknowledged_through_the_api(warned, alice, bob):
     shown = Program(bob).post(f"queues/{warned.uuid}/acknowledge/").json()
     assert shown["acknowledged_by"] == "bob@example.org"
     assert Program(alice).get(f"queues/{warned.uuid}/").json() == shown
+    assert Program(bob).post(f"queues/{warned.uuid}/acknowledge/").json() == shown
     Queue.objects.update(warned_since=timezone.now())  # it was back to normal in between
     later = Program(alice).get(f"queues/{warned.uuid}/").json()
     assert (later["acknowledged_at"], later["acknowledged_by"]) == (None, None)

@@ -242,6 +242,11 @@ def test_the_page_shows_rates_with_two_more_requests(listed_queue, client, amqp,
     with counted_requests() as sent_with_rates:
         page_of(listed_queue, client)
     assert len(sent_with_rates) == len(sent) + 2
+    monkeypatch.setattr(rates, "CACHE_SECONDS", 60)
+    page_of(listed_queue, client)
+    with counted_requests() as sent_again:
+        page_of(listed_queue, client)
+    assert len(sent_again) == len(sent)
 
 
 def test_a_refresh_shows_all_parts_and_queries_the_broker_only_every_few_seconds(listed_queue, client, settings):

@@ -207,6 +207,7 @@ def test_more_than_the_limit_allows_or_a_loss_needs_a_confirmation_for_exactly_t
 
 def test_the_part_that_fits_is_the_last_and_the_rest_goes_on_after_an_earlier_replay(deleted, amqp, alice, settings):
     archive = deleted(10)
+    assert restore.look(archive, alice, Wanted(fitting=True)).replay.first == 1
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 4
     found = restore.look(archive, alice, Wanted(fitting=True))
     assert (found.replay.first, found.replay.last) == (7, 10)
