@@ -77,7 +77,6 @@ def message_store_cassandra() -> list[Figure]:
 
 
 def using(keyspace: str) -> Any:
-    """Return a context in which stores use a keyspace."""
     return override_settings(CASSANDRA_KEYSPACE=keyspace)
 
 
@@ -102,7 +101,6 @@ def fill() -> None:
 
 
 def add_queues(queues: int) -> None:
-    """Add queues with their messages."""
     store = CassandraStore()
     connection = store._connection
     add_queue = cql.CREATE_QUEUE.replace("IF NOT EXISTS", "")
@@ -135,7 +133,6 @@ class Earlier(CassandraStore):
     at = 0
 
     def now(self) -> int:
-        """Return the time that was set."""
         return self.at
 
 
@@ -209,7 +206,6 @@ def many_queues(store: CassandraStore) -> list[Figure]:
 
 
 def fastest(do: Callable[[], Any]) -> float:
-    """Return the microseconds of the fastest of some calls."""
     return min(seconds(do) for _ in range(CALLS)) * 1e6
 
 
@@ -269,7 +265,6 @@ def pushes(store: CassandraStore) -> list[Figure]:
 
 
 def bare_push(session: Any, insert: Any, messages: Sequence[NewMessage]) -> None:
-    """Execute the statements of a push with the bare driver."""
     statement = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
     key, at = uuid.uuid1(), now()
     for step, (message, rest) in enumerate(zip(messages, random_rests(len(messages)), strict=True)):
@@ -279,8 +274,6 @@ def bare_push(session: Any, insert: Any, messages: Sequence[NewMessage]) -> None
 
 
 def sizes(data: Path) -> list[Figure]:
-    """Return the disk space of one replica."""
-
     def stored(keyspace: str, *tables: str) -> int:
         files = (file for table in tables for file in (data / keyspace).glob(f"{table}-*/*") if file.is_file())
         return sum(file.stat().st_size for file in files)

@@ -70,7 +70,6 @@ class Guarded:
         self.run_pass(new=new)
 
     def change(self) -> None:
-        """Publish a message to every tenth queue, to others each time, and wait until the broker lists them."""
         self._turn += 1
         for number, vhost in enumerate(self.vhosts):
             first, end = number * QUEUES_PER_VHOST, min((number + 1) * QUEUES_PER_VHOST, self.queues)
@@ -90,11 +89,9 @@ class Guarded:
         return took
 
     def changed_pass(self) -> float:
-        """Return the seconds of a pass after a change."""
         return self.run_pass(changed=self.queues // CHANGE_EVERY)
 
     def new_pass(self) -> float:
-        """Return the seconds of a pass that knows no queue."""
         QueueSample.objects.all()._raw_delete("default")
         Queue.objects.all()._raw_delete("default")
         return self.run_pass(new=self.queues)
@@ -136,7 +133,6 @@ class GuardedByFigures(Guarded):
     """A vhost that is guarded by the lengths of the Prometheus endpoint, which lag."""
 
     def change(self) -> None:
-        """Publish messages, and wait until the endpoint shows them."""
         super().change()
         deadline = time.monotonic() + load.TIMEOUT_SECONDS
         while (shown := self._shown()) != self.messages:

@@ -29,13 +29,10 @@ TIMEOUT_SECONDS = 120.0
 
 
 class Mails:
-    """The mails that came, with their monotonic times."""
-
     def __init__(self) -> None:
         self._came: list[tuple[float, Mail]] = []
 
     def note(self, mail: Mail) -> None:
-        """Record a mail in the server's thread."""
         self._came.append((time.monotonic(), mail))
 
     def wait(self, kind: str) -> dict[str, float]:
