@@ -96,7 +96,6 @@ class Production:
 
     @property
     def amqp_urls(self) -> list[str]:
-        """The AMQP URLs of RabbitMQ's nodes, without a vhost."""
         return [node.amqp_url for node in self.nodes]
 
     def __exit__(self, *exc_info: object) -> None:
@@ -165,16 +164,30 @@ def expire_abandoned(seconds: float) -> None:
         enqueue.wake()
 
 
-def sweep(*, patience: bool) -> list[str]:
-    """Sweep orphans once, and return the sweep's errors.
+def let_a_day_pass() -> None:
+    """Backdate the warnings and reminders of queues by a day."""
+    from django.db.models import F
 
-    A sweep ignores young registrations. So wait until all are old enough with ``patience``; otherwise backdate them.
+    from queues.models import Queue
+
+    day = timedelta(days=1)
+    warned = Queue.objects.filter(state=Queue.State.WARNED)
+    warned.update(warned_since=F("warned_since") - day, reminded_at=F("reminded_at") - day)
+
+
+def sweep(*, patience: bool) -> list[str]:
+    """Sweep orphans and watches once, and return the sweep's errors.
+
+    A sweep ignores young registrations and watches. So wait until all are old enough with ``patience``; otherwise
+    backdate them.
     """
     from django.db.models import F
     from django.utils import timezone
 
     from agents.sweeps.reports import REGISTRATION_GRACE
     from agents.sweeps.sweep import sweep_orphans
+    from queues.models import MessageWatch
+    from queues.watching import polling
     from tools.invariants import REGISTERED
 
     if patience:
@@ -183,4 +196,6 @@ def sweep(*, patience: bool) -> list[str]:
         for model in REGISTERED:
             young = model._default_manager.filter(created__gt=timezone.now() - REGISTRATION_GRACE)
             young.update(created=F("created") - REGISTRATION_GRACE)
+        MessageWatch.objects.update(ends=timezone.now())
+    polling.sweep()
     return [f"the sweep reported: {error}" for error in sweep_orphans().errors]
