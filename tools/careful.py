@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +22,9 @@ MOVED = 10
 """So few that both queues stay over their warning threshold, if Guardian deleted the first."""
 
 PATIENCE_SECONDS = 60
+
+REASONS = ("length", "deleted")
+"""Of archives: Guardian or the owner deleted the queue."""
 
 _numbers = itertools.count(1)
 
@@ -65,7 +68,7 @@ class Careful(LoadThread):
         self._watch(queue, name, MAX + 1 if is_over else WARN + 5)
         if not is_over:
             self._ask("DELETE", queue, what="delete queues")
-        archive = self._await(f"/api/archives/?queue={quote(name, safe='')}", lambda found: found[0] if found else None)
+        archive = self._await(f"/api/archives/?queue={quote(name, safe='')}", _first(reason=REASONS))
         half, path = archive["messages"] // 2, f"/api/archives/{archive['uuid']}/"
         for body in {"last": half}, {"first": half + 1, "queue": f"{name}rest"}:
             replay = self._ask("POST", f"{path}restore/", body, what="restore queues")
@@ -107,8 +110,7 @@ class Careful(LoadThread):
 
     def _listed(self, name: str) -> Any:
         """Return the queue as soon as a pass has listed it."""
-        path = f"/api/queues/?search={quote(name, safe='')}"
-        return self._await(path, lambda found: next((one for one in found if one["name"] == name), None))
+        return self._await(f"/api/queues/?search={quote(name, safe='')}", _first(name=[name], state=["ok", "warned"]))
 
     def _await_end(self, path: str) -> None:
         self._await(path, lambda sending: sending["state"] != "running")
@@ -120,3 +122,8 @@ class Careful(LoadThread):
             if found := find(self._ask("GET", path, what="list queues")):
                 return found
         raise Failed(f"{path} did not change")
+
+
+def _first(**values: Collection[str]) -> Callable[[Any], Any]:
+    """Return a function that returns the first of some rows with these values."""
+    return lambda rows: next((row for row in rows if all(row[name] in values[name] for name in values)), None)

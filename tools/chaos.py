@@ -1,7 +1,8 @@
 """``make soak``: put Guardian under load, kill and stop its parts at random, and check that all invariants hold.
 
 Guardian runs as in production, on private servers. Owners sign in, look at pages and create Pulse users; their agents
-register; events are published; queues grow and shrink past both thresholds. An unruly owner keeps the deleter busy.
+register; events are published; queues grow and shrink past both thresholds. An unruly owner keeps the deleter busy. A
+careful one watches, restores and moves numbered messages. An operator applies files. Days pass, so reminders are due.
 Meanwhile Guardian's processes are killed (SIGKILL, with their children) or terminated (SIGTERM), and Redis, RabbitMQ,
 PostgreSQL and the mail server are down for a while. Then everything runs again, and pending work can finish.
 
@@ -40,18 +41,8 @@ from tools.careful import Careful
 from tools.crowd import Actor, Crowd, Person
 from tools.faults import Fault
 from tools.load import ANSWER_SECONDS, Failed, LoadThread, QueueLoad
-from tools.processes import StartError, end_with_parent
-from tools.production import (
-    MAX,
-    WARN,
-    Production,
-    await_pass,
-    command,
-    expire_abandoned,
-    happens,
-    let_a_day_pass,
-    sweep,
-)
+from tools.processes import StartError, end_with_parent, happens
+from tools.production import MAX, WARN, Production, await_pass, command, expire_abandoned, let_a_day_pass, sweep
 from tools.stack import turn_signals_into_interrupts
 from tools.store_chaos import StoreChaos
 

@@ -78,6 +78,16 @@ def port_answers(port: int) -> bool:
     return False
 
 
+def happens(what: Callable[[], bool], timeout: float, pause: float = 0.05) -> bool:
+    """Return whether ``what()`` becomes true within ``timeout`` seconds, with a pause between two calls."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
 def tail(path: Path, lines: int = 30) -> str:
     """Return the last lines of a log file, or an empty string if it does not exist."""
     if not path.exists():

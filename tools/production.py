@@ -3,7 +3,6 @@
 import io
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ import django
 
 from rabbit.management import Management
 from tools.postgresql import PrivateCluster
-from tools.processes import StartError
+from tools.processes import StartError, happens
 from tools.rabbitmq import PLUGINS, PrivateNode
 from tools.rabbitmq_cluster import RabbitCluster
 from tools.redis import PrivateRedis
@@ -123,16 +122,6 @@ def await_pass(timeout: float = 150) -> None:
     now = timezone.now()
     if not happens(lambda: Pass.objects.filter(at__gt=now, errors=[]).exists(), timeout):
         raise StartError(f"there was no pass without an error for {timeout:.0f} s")
-
-
-def happens(what: Callable[[], bool], timeout: float) -> bool:
-    """Return whether ``what()`` becomes true within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not what():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def expire_abandoned(seconds: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tools.processes import StartError, end, free_port, kill, lock_directory, port_answers, spawn, tail
+from tools.processes import StartError, end, free_port, happens, kill, lock_directory, port_answers, spawn, tail
 
 SERIES = os.environ.get("GUARDIAN_TEST_BROKER", "")
 """The series of RabbitMQ to run, such as "4.3", from ``tools/make-rabbitmq``; empty: the one of this machine."""
@@ -225,11 +225,8 @@ class PrivateNode:
             directory=self.directory,
             output=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 10
-        while not port_answers(self._epmd_port):
-            if self._epmd.poll() is not None or time.monotonic() > deadline:
-                raise StartError("epmd, Erlang's port mapper, does not start")
-            time.sleep(0.01)
+        if not happens(lambda: port_answers(self._epmd_port), 10):
+            raise StartError("epmd, Erlang's port mapper, does not start")
 
     def _wait_until_ready(self, timeout: float) -> None:
         assert self._process is not None
@@ -319,9 +316,7 @@ class PrivateNode:
         finish(self._process)
         self._process = None
         # The broker's helper processes end shortly after its pipe is closed.
-        deadline = time.monotonic() + 5
-        while self._has_helpers() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        happens(lambda: not self._has_helpers(), 5)
 
     def _has_helpers(self) -> bool:
         """Return whether a process with this node's environment exists, other than epmd."""

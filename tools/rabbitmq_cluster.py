@@ -3,7 +3,6 @@
 The second and the third node join the first one by the configuration of docker-compose.yml.
 """
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from typing import Self
 
 from rabbit.errors import BrokerError
 from rabbit.management import Management
-from tools.processes import StartError
+from tools.processes import StartError, happens
 from tools.rabbitmq import PrivateNode
 
 NAMES = ("one", "two", "three")
@@ -57,11 +56,8 @@ class RabbitCluster:
         return self
 
     def wait(self) -> None:
-        deadline = time.monotonic() + MEMBERS_SECONDS
-        while not self._is_complete():
-            if time.monotonic() > deadline:
-                raise StartError(f"the nodes were no cluster after {MEMBERS_SECONDS} s")
-            time.sleep(0.05)
+        if not happens(self._is_complete, MEMBERS_SECONDS):
+            raise StartError(f"the nodes were no cluster after {MEMBERS_SECONDS} s")
 
     def _is_complete(self) -> bool:
         try:

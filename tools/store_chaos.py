@@ -29,7 +29,7 @@ from tools.faults import Finding
 from tools.load import ANSWER_SECONDS, LoadThread, Request
 from tools.machines import Clock, Machine, machines
 from tools.postgresql import PrivateCluster
-from tools.processes import StartError, free_port
+from tools.processes import StartError, free_port, happens
 from tools.stack import Stack, isolated
 from tools.store_history import (
     BATCHES,
@@ -346,11 +346,8 @@ class StoreChaos:
 
     def _await_recovery(self) -> None:
         """Wait until each node sees all others, and no hints are left. Raises StartError."""
-        deadline = time.monotonic() + RECOVERY_SECONDS
-        while not (all(map(self._sees_all, self._nodes)) and not self._hints()):
-            if time.monotonic() > deadline:
-                raise StartError(f"The nodes did not recover; hints: {self._hints()}")
-            time.sleep(2)
+        if not happens(lambda: all(map(self._sees_all, self._nodes)) and not self._hints(), RECOVERY_SECONDS, 2):
+            raise StartError(f"The nodes did not recover; hints: {self._hints()}")
 
     def _sees_all(self, node: PrivateCassandra) -> bool:
         query = SimpleStatement(

@@ -24,6 +24,7 @@ from message_store.store import NewMessage, StoredQueue, StoreUnavailable
 from tools.benchmarks.figures import Figure, in_turn, seconds
 from tools.benchmarks.running import size
 from tools.cassandra import PrivateRing
+from tools.processes import happens
 
 FEW, MANY = 1_000, size(1_000_000, 2_000)
 """Queues, or messages in a queue."""
@@ -168,12 +169,9 @@ def times() -> list[Figure]:
     store = CassandraStore()
     with using("few"):
         session = store._connection.session
-    deadline = time.monotonic() + COMPACTION_SECONDS
-    tasks = "SELECT task_id FROM system_views.sstable_tasks"
-    while any(session.execute(tasks, host=host).one() for host in session.cluster.metadata.all_hosts()):
-        if time.monotonic() > deadline:
-            raise TimeoutError("The nodes don't end their compactions.")
-        time.sleep(1)
+    tasks, hosts = "SELECT task_id FROM system_views.sstable_tasks", session.cluster.metadata.all_hosts()
+    if not happens(lambda: not any(session.execute(tasks, host=host).one() for host in hosts), COMPACTION_SECONDS, 1):
+        raise TimeoutError("The nodes don't end their compactions.")
     figures = many_queues(store)
     with using("deep"):
         figures += deep_queue(store)

@@ -15,6 +15,7 @@ from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks import load
 from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds, timed
 from tools.benchmarks.running import size
+from tools.processes import happens
 
 QUEUES = size(10_000, 200)
 ROUNDS = size(15, 2)
@@ -134,11 +135,8 @@ class GuardedByFigures(Guarded):
 
     def change(self) -> None:
         super().change()
-        deadline = time.monotonic() + load.TIMEOUT_SECONDS
-        while (shown := self._shown()) != self.messages:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the endpoint shows {shown} messages, not {self.messages}")
-            time.sleep(0.2)
+        if not happens(lambda: self._shown() == self.messages, load.TIMEOUT_SECONDS):
+            raise TimeoutError(f"the endpoint shows {self._shown()} messages, not {self.messages}")
 
     def run_pass(self, new: int = 0, changed: int = 0) -> float:
         """Return the seconds of a pass that uses the figures, because the last list is old enough."""
