@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple
 
 from tools.load import LoadThread
@@ -76,7 +77,8 @@ class Applying(LoadThread):
 
     def apply(self, kill_after: float | None = None, *, confirm: str = "") -> Run:
         """Apply the last file, once again with the digest that this requires, and return the last run."""
-        command = [sys.executable, PROJECT / "manage.py", "apply", self._file, "--prune", f"--yes={confirm}"]
+        program: list[str | Path] = [sys.executable, PROJECT / "manage.py"]
+        command = [*program, "apply", self._file, "--prune", f"--yes={confirm}"]
         began, output = datetime.now(UTC), self._stack.logs / "apply.log"
         with output.open("wb") as log:
             process = spawn(command, environment=self._stack.environment, directory=PROJECT, output=log.fileno())

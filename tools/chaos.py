@@ -332,6 +332,7 @@ class Chaos:
 
     def _expire_waits(self, expire_after: float) -> None:
         """Expire claims and make the next attempts due now instead of in minutes."""
+        from django.db.models import Q
         from django.utils import timezone
 
         from core import removals
@@ -340,9 +341,11 @@ class Chaos:
         from notifications.models import Notification
 
         expire_abandoned(expire_after)
-        if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
+        now = timezone.now()
+        waiting = Notification.objects.filter(Q(due_at__gt=now) | Q(deferred_until__gt=now), state="due")
+        if waiting.update(due_at=now, deferred_until=None):
             enqueue.wake()
-        if Removal.objects.update(due_at=timezone.now()):
+        if Removal.objects.update(due_at=now):
             removals.run_due(removals.SECONDS_OF_TASK)
 
 
