@@ -26,7 +26,7 @@ from queues.actions.tombstones import figures
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, feeding, registered
 from queues.guard.activity import Consuming, activity_in, consuming_in
-from queues.guard.destroying import Target
+from queues.guard.destroying import InUse, Target
 from queues.models import Archive, Queue, QueueEvent, QueueSample
 from queues.rules.activity import WINDOW_SECONDS, Activity
 from queues.rules.rows import GONE_FIELDS, WITHOUT_COUNTS
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
+
+IN_USE = "Guardian or another person is deleting or purging the queue, or moving its messages. Try again in a minute."
 
 
 class Gone(Refusal):
@@ -329,6 +331,7 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     """Record the request that follows, and delete the record if the broker certainly did not carry it out.
 
     Raises Gone if the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
+    Raises Refusal while another request fetches its messages.
     """
     with transaction.atomic():
         event = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
@@ -338,6 +341,8 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     except BrokerError as error:
         if was_not_executed(error):
             event.delete()
+        if isinstance(error, InUse):
+            raise Refusal(IN_USE, status=HTTPStatus.CONFLICT) from error
         if isinstance(error, NotOnBroker):
             raise Gone(
                 "The broker doesn't list the queue at the moment. If it is gone, its page says so after the next few "
