@@ -33,6 +33,8 @@ VALID_FAILURE_REASONS = {
     *claims.OUTDATED,
     "The address was confirmed or removed in the meantime.",
     "The invitation was answered or withdrawn in the meantime.",
+    "The Pulse user was deleted, or has other owners.",
+    "The Pulse users were deleted, or have other owners.",
 }
 """Reasons to give up a notification before a day of attempts."""
 
