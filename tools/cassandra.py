@@ -16,7 +16,7 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import WhiteListRoundRobinPolicy
 
-from tools.processes import StartError, free_port, kill, spawn
+from tools.processes import StartError, free_port, spawn
 from tools.server import PrivateServer
 
 JARS = Path(__file__).resolve().parent.parent / "var" / "cassandra"
@@ -151,7 +151,6 @@ class PrivateCassandra(PrivateServer):
 
     @property
     def hosts(self) -> str:
-        """The node's address for CASSANDRA_HOSTS."""
         return f"{self.address}:{self.port}"
 
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
@@ -198,7 +197,6 @@ class PrivateCassandra(PrivateServer):
 
     @contextmanager
     def connect(self) -> Iterator[Session]:
-        """Yield a session with this node alone."""
         policy = WhiteListRoundRobinPolicy([self.address])
         profile = ExecutionProfile(load_balancing_policy=policy, request_timeout=30)
         cluster = Cluster(
@@ -212,12 +210,6 @@ class PrivateCassandra(PrivateServer):
             yield cluster.connect()
         finally:
             cluster.shutdown()
-
-    def kill(self) -> None:
-        """Kill the node, keeping its data and port for `start`."""
-        if self._process is not None:
-            kill(self._process)
-            self._process = None
 
     def pause(self) -> None:
         """Suspend the node: it accepts connections and answers nothing."""
@@ -248,7 +240,6 @@ class PrivateRing:
 
     @property
     def hosts(self) -> str:
-        """The nodes' addresses for CASSANDRA_HOSTS."""
         return ",".join(node.hosts for node in self.nodes)
 
     def start(self, timeout: float = 120) -> Self:
@@ -274,7 +265,6 @@ class PrivateRing:
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        """Stop the nodes and delete their directories."""
         for node in self.nodes:
             node.stop()
 

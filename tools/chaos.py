@@ -1,7 +1,8 @@
 """``make soak``: put Guardian under load, kill and stop its parts at random, and check that all invariants hold.
 
 Guardian runs as in production, on private servers. Owners sign in, look at pages and create Pulse users; their agents
-register; events are published; queues grow and shrink past both thresholds. An unruly owner keeps the deleter busy.
+register; events are published; queues grow and shrink past both thresholds. An unruly owner keeps the deleter busy. A
+careful one watches, restores and moves numbered messages. An operator applies files. Days pass, so reminders are due.
 Meanwhile Guardian's processes are killed (SIGKILL, with their children) or terminated (SIGTERM), and Redis, RabbitMQ,
 PostgreSQL and the mail server are down for a while. Then everything runs again, and pending work can finish.
 
@@ -35,11 +36,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from rabbit.errors import BrokerError
+from tools.applying import KILLED_LEASE, Applying
+from tools.careful import Careful
 from tools.crowd import Actor, Crowd, Person
 from tools.faults import Fault
 from tools.load import ANSWER_SECONDS, Failed, LoadThread, QueueLoad
-from tools.processes import StartError, end_with_parent
-from tools.production import MAX, WARN, Production, await_pass, command, expire_abandoned, happens, sweep
+from tools.processes import StartError, end_with_parent, happens
+from tools.production import MAX, WARN, Production, await_pass, command, expire_abandoned, let_a_day_pass, sweep
 from tools.stack import turn_signals_into_interrupts
 from tools.store_chaos import StoreChaos
 
@@ -83,7 +86,6 @@ class Plan:
 
 
 def plan_of(seconds: float) -> Plan:
-    """Return the plan for this duration of the load."""
     if seconds < 30:
         return Plan(seconds, 1, 2, 1, 2, max_gap=2, max_outage=0.5, settle=60, expire_after=2, complete=False, calm=0)
     if seconds < 300:
@@ -111,22 +113,23 @@ class Chaos:
             from tools.findings import Checks
             from tools.unruly import Unruly
 
-            people = self._create_people()
-            self._crowd = Crowd(people[1:], self._production.mail)
-            self._unruly = Unruly(self._production.amqp_urls, people[0], plan.calm)
+            unruly, careful, *people = self._create_people()
+            self._crowd = Crowd(people, self._production.mail)
+            self._unruly = Unruly(self._production.amqp_urls, unruly, plan.calm)
+            self._careful = careful
             await_pass()  # the first pass over a broker blocks the deletion of what is there
             self._say(f"{plan.owners} owners and their agents begin, for {plan.seconds:.0f} s.")
             with self._load() as busy:
-                self._checks = Checks(
-                    plan.each, plan.complete, self._production, self._crowd, self._queue_load, self._unruly, busy
-                )
+                owners, production = [careful, *people], self._production
+                self._checks = Checks(plan.each, plan.complete, production, self._crowd, owners, busy)
                 time.sleep(4 * plan.calm)
                 self._do_faults()
             self._settle()
             return list(self._checks.findings())
 
     def _create_people(self) -> list[Person]:
-        emails = ["unruly@example.org", *(f"owner{number}@example.org" for number in range(self._plan.owners))]
+        names = "unruly", "careful", *(f"owner{number}" for number in range(self._plan.owners))
+        emails = [f"{name}@example.org" for name in names]
         for email in emails:
             command("create_owner", email, "--vouched")
         offerings = {}
@@ -148,8 +151,6 @@ class Chaos:
 
     @contextlib.contextmanager
     def _load(self) -> Iterator[list[LoadThread]]:
-        """Keep Guardian and its broker under load within the ``with`` block."""
-
         def chance() -> random.Random:
             return random.Random(self._chance.random())
 
@@ -163,7 +164,10 @@ class Chaos:
             chance=chance(),
         )
         actors = [Actor(f"actor {number}", self._crowd, pause, chance()) for number in range(self._plan.actors)]
-        busy = [self._queue_load, *actors]
+        urls, owner = self._production.amqp_urls, self._careful
+        careful = [Careful(number, urls, owner, chance()) for number in range(1, 1 + self._plan.each)]
+        self._applying = Applying(self._production.stack, owner.email, 30 * pause, chance())
+        busy = [self._queue_load, *actors, *careful, self._applying]
         if self._plan.complete:
             busy.append(self._unruly)
         for one in busy:
@@ -268,6 +272,8 @@ class Chaos:
             self._restart_ended()
             if self._plan.expire_after is not None:
                 _query(partial(expire_abandoned, self._plan.expire_after), None)
+            self._checks.days += 1
+            _query(let_a_day_pass, None)
             requests = sum(len(person.requests) for person in self._crowd.people)
             messages = self._queue_load.done["messages published"]
             self._say(f"{requests} requests, {messages} messages, {len(self._production.mail.mails)} mails so far.")
@@ -284,7 +290,6 @@ class Chaos:
     # The end
 
     def _settle(self) -> None:
-        """Wait for all pending work."""
         from django.db import connections
 
         connections.close_all()  # PostgreSQL's stop broke them
@@ -294,6 +299,7 @@ class Chaos:
         if self._plan.expire_after is not None:
             expire_abandoned(self._plan.expire_after)
         await_pass()
+        self._checks.applied = self._applying.finish(2 * KILLED_LEASE.total_seconds())
         self._wait_while(self._under_way, deadline)
         self._say("Sweeping.")
         self._checks.swept = sweep(patience=self._plan.expire_after is None)
@@ -314,10 +320,11 @@ class Chaos:
     def _under_way(self) -> list[str]:
         from core.models import Removal
         from notifications.models import Notification
-        from queues.models import Queue
+        from queues.models import Move, Queue, Replay
 
         counts = {
             "recorded deletions": Queue.objects.filter(state=Queue.State.DELETING).count(),
+            "restores and moves": sum(model.objects.filter(state="running").count() for model in (Move, Replay)),
             "unsent notifications": Notification.objects.filter(state__in=["due", "sending"]).count(),
             "removals": Removal.objects.count(),
         }
@@ -325,6 +332,7 @@ class Chaos:
 
     def _expire_waits(self, expire_after: float) -> None:
         """Expire claims and make the next attempts due now instead of in minutes."""
+        from django.db.models import Q
         from django.utils import timezone
 
         from core import removals
@@ -333,9 +341,11 @@ class Chaos:
         from notifications.models import Notification
 
         expire_abandoned(expire_after)
-        if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
+        now = timezone.now()
+        waiting = Notification.objects.filter(Q(due_at__gt=now) | Q(deferred_until__gt=now), state="due")
+        if waiting.update(due_at=now, deferred_until=None):
             enqueue.wake()
-        if Removal.objects.update(due_at=timezone.now()):
+        if Removal.objects.update(due_at=now):
             removals.run_due(removals.SECONDS_OF_TASK)
 
 
@@ -374,7 +384,6 @@ def _show(console: Console, findings: "list[Finding]") -> None:
 
 
 def main() -> int:
-    """Run the chaos, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.chaos", description="Run Guardian while its parts fail.")
     parser.add_argument("--seconds", type=float, default=600, help="duration of the load (default: 600)")
     parser.add_argument("--seed", type=int, help="seed of all random choices (default: random)")

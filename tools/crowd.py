@@ -120,7 +120,6 @@ class Crowd:
     """All owners, their actions, and the outcome."""
 
     def __init__(self, people: Sequence[Person], mail: MailCatcher) -> None:
-        """Create the crowd."""
         self.people = people
         self.outcome = Outcome()
         self._mail = mail
@@ -195,7 +194,6 @@ class Crowd:
             person.session = browser.cookies.get("sessionid") or person.session
 
     def _record(self, person: Person, name: str, ask: Callable[[], httpx.Response], expected: int) -> httpx.Response:
-        """Send a request of a sign-in, and record it."""
         began = time.monotonic()
         answer, status, problem = None, 0, ""
         try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from statistics import median
+from typing import TypeVar
 from urllib.parse import quote
 
 import pika
@@ -15,12 +16,14 @@ import pika
 from accounts.models import PulseUser
 from notifications import audience, mail_sending
 from notifications.models import Notification
-from queues.archives import writing
+from queues.archives import reading, writing
 from queues.guard import deleter, destroying
-from queues.models import Archive, Pass, Queue, QueueEvent
-from rabbit.names import user_of_queue
-from tools import invariants
-from tools.crowd import Crowd
+from queues.models import Archive, MessageWatch, Move, Pass, Queue, QueueEvent, Replay
+from rabbit.names import WATCH_QUEUE, user_of_queue
+from tools import applying, careful, invariants
+from tools.applying import Applying
+from tools.careful import Careful
+from tools.crowd import Crowd, Person
 from tools.faults import RECOVERY_SECONDS, Fault, Finding, is_excused, was_down
 from tools.load import LoadThread, QueueLoad, Request
 from tools.production import MAX, OPERATOR, WARN, Production
@@ -42,22 +45,15 @@ AFTER_FAULTS = (destroying.TOO_MANY_ATTEMPTS, writing.NOT_STORED, deleter.WAITED
 """Why another owner's queue may be deleted without an archive during a fault."""
 
 KINDS = (
-    "sign in",
-    "look at pages",
-    "create Pulse users",
-    "remove Pulse users",
-    "change passwords",
-    "list queues",
-    "delete queues",
-    "purge queues",
-    "register agents",
-    "subscribe",
-    "remove agents",
-    "publish events",
-    "create tokens",
-    "revoke tokens",
-)
-"""The kinds of requests, as `Crowd` names them."""
+    "sign in", "look at pages", "create Pulse users", "remove Pulse users", "change passwords", "list queues",
+    "delete queues", "purge queues", "watch queues", "restore queues", "move messages", "register agents", "subscribe",
+    "remove agents", "publish events", "create tokens", "revoke tokens",
+)  # fmt: skip
+"""The kinds of requests, as `Crowd` and `Careful` name them."""
+
+T = TypeVar("T")
+
+CAREFUL = careful.PULSE_USER.format("")
 
 
 @dataclass
@@ -65,35 +61,44 @@ class Checks:
     """The checks of one run.
 
     ``each``: processes of each kind. Unless the run is ``complete``, requests and events of a kind may be missing.
-    ``bad_exits`` and ``swept`` are the errors of terminated processes and of the sweep at the end.
+    ``bad_exits`` and ``swept`` are the errors of terminated processes and of the sweep at the end. ``days`` have passed
+    for the queues that are over their warning threshold. ``applied`` is the last run of ``apply``.
     """
 
     each: int
     complete: bool
     production: Production
     crowd: Crowd
-    queue_load: QueueLoad
-    unruly: Unruly
+    owners: Sequence[Person]
     busy: Sequence[LoadThread]
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     faults: list[Fault] = field(default_factory=list)
     bad_exits: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
+    days: int = 0
+    applied: applying.Run | None = None
+
+    def _threads(self, kind: type[T]) -> list[T]:
+        return [one for one in self.busy if isinstance(one, kind)]
 
     def breaches(self) -> list[str]:
         """Return the breaches that the next pass or delivery may resolve."""
         return [breach for finding in (self._mails(), self._agreement(), self._queues()) for breach in finding.breaches]
 
     def findings(self) -> Iterator[Finding]:
-        """Run all checks."""
         errors = [f"{one.name}: {one.error!r}" for one in self.busy if one.error]
         yield Finding("The load ran to its end", f"{len(self.busy)} threads", errors)
         yield from self._requests()
         yield self._queues()
-        if self.unruly.began:
+        for unruly in self._threads(Unruly):
             yield self._others()
-            yield self._slowdown(self.unruly.began)
+            if unruly.began:
+                yield self._slowdown(unruly.began)
+        yield self._messages()
+        yield self._watches()
         yield self._mails()
+        yield self._reminders()
+        yield self._applied()
         yield self._pulse_users()
         yield self._agents()
         yield self._events()
@@ -107,7 +112,7 @@ class Checks:
 
     def _requests(self) -> Iterator[Finding]:
         by_kind: dict[str, list[Request]] = defaultdict(list)
-        for person in self.crowd.people:
+        for person in self.owners:
             for request in person.requests:
                 by_kind[request.what].append(request)
         for kind in KINDS:
@@ -122,9 +127,11 @@ class Checks:
         breaches = invariants.deleted_below_maximum() + invariants.incomplete_archives()
         breaches += invariants.inconsistent_decisions()
         deleted = QueueEvent.objects.filter(kind="deleted", vhost="/").values_list("queue_name", flat=True)
+        [load] = self._threads(QueueLoad)
+        overflows = sum((one.overflows for one in self._threads(Careful)), load.overflows)
         for name, times in Counter(name for name in deleted if not is_unruly(name)).items():
-            if times > (overflows := self.queue_load.overflows[name]):
-                breaches.append(f"{name} was deleted {times} times, and was over the limit {overflows} times")
+            if times > overflows[name]:
+                breaches.append(f"{name} was deleted {times} times, and was over the limit {overflows[name]} times")
         for queue in Queue.objects.filter(state__in=["ok", "warned"]):
             if queue.length is not None and queue.length > MAX and not queue.registered:
                 breaches.append(f"{queue} has {queue.length} messages, and was not deleted")
@@ -133,7 +140,7 @@ class Checks:
         events = Counter(QueueEvent.objects.order_by().values_list("kind", flat=True))
         for kind in ("warned", "recovered", "deleted"):
             breaches += self._required(events[kind], f"queues that were {kind}")
-        done = self.queue_load.done
+        done = load.done
         counts = (
             f"{done['queues declared']} declared, {done['messages published']} messages published,"
             f" {done['messages consumed']} consumed; {events['warned']} warnings, {events['recovered']} recoveries;"
@@ -180,6 +187,90 @@ class Checks:
         is_slow = slower > MAX_SLOWDOWN * usual + SLOWDOWN_SLACK_SECONDS
         counts = f"{passes.count()} took {slower:.2f} s (median), and {usual:.2f} s before"
         return Finding("Passes beside an unruly owner", counts, ["they are slower than allowed"] if is_slow else [])
+
+    def _messages(self) -> Finding:
+        """Check that numbered messages are where they were restored or moved to, and twice only if that was counted."""
+        url, management = self.production.amqp_urls[0], self.production.management
+        names = {row["name"] for row in management.find_queues("/", {"name": CAREFUL, "disable_stats": "true"})}
+        found = sum((_numbers_in(url, "/", name) for name in names), Counter[int]())
+        archived, lost = set[int](), 0
+        for archive in Archive.objects.filter(queue_name__contains=CAREFUL):
+            lost += archive.dropped + archive.held
+            restored = archive.replays.filter(state=Replay.State.DONE)
+            if sum(replay.sent for replay in restored) < archive.messages:
+                archived |= {json.loads(message.body)["number"] for _, message in reading.messages(archive)}
+        for event in QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED, queue_name__contains=CAREFUL):
+            lost += 0 if event.details.get("archive") else event.details["length"]
+        sendings = [
+            *Replay.objects.filter(archive__queue_name__contains=CAREFUL),
+            *Move.objects.filter(queue__name__contains=CAREFUL),
+        ]
+        breaches = [
+            f"{one} of {one.created:%T} {one.state}: {one.error}"
+            for one in sendings
+            if one.state != Replay.State.DONE
+            and not was_down(one.created, one.finished or datetime.now(UTC), self.faults, {"RabbitMQ": 20})
+        ]
+        missing = set.union(*(one.confirmed for one in self._threads(Careful))) - found.keys() - archived
+        if len(missing) > lost:
+            breaches.append(f"{len(missing)} messages are missing, and {lost} were counted as lost: {sorted(missing)}")
+        repeated, twice = sum(one.repeated for one in sendings), found.total() - len(found)
+        if twice > repeated:
+            breaches.append(f"{twice} messages arrived twice, and {repeated} may have by what was counted")
+        done = sum(one.done["queues"] for one in self._threads(Careful))
+        counts = (
+            f"{len(found)} in {len(names)} queues, {len(archived)} in archives only, {len(missing)} of {lost} lost,"
+            f" {twice} of {repeated} twice; {len(sendings)} restores and moves; {done} queues came through all of it"
+        )
+        return Finding("Messages restored and moved", counts, breaches + self._required(done, "such queues"))
+
+    def _watches(self) -> Finding:
+        rows = self.production.management.find_queues(None, {"name": WATCH_QUEUE, "disable_stats": "true"})
+        breaches = [f"the queue {row['name']} of a watch still exists" for row in rows]
+        breaches += [f"the watch of {one} has not ended" for one in MessageWatch.objects.all()]
+        breaches += [f"{row} was guarded" for row in Queue.objects.filter(name__startswith=WATCH_QUEUE)]
+        breaches += itertools.chain.from_iterable(one.missed for one in self._threads(Careful))
+        done = sum(one.done["watches"] for one in self._threads(Careful))
+        return Finding("Watches", f"{done}", breaches + self._required(done, "watches"))
+
+    def _reminders(self) -> Finding:
+        """Check that nobody was reminded of a Pulse user's queues more than once a day."""
+        times: dict[tuple[str, str], set[object]] = defaultdict(set)
+        reminders = Notification.objects.filter(kind="reminder")
+        for to, channel, facts, group in reminders.values_list("recipient", "channel", "facts", "group"):
+            times[f"{to} {channel}", user_of_queue(facts["queue"]) or facts["queue"]].add(group)
+        breaches = [
+            f"{to} was reminded of the queues of {user} {len(passes)} times in {self.days} days"
+            for (to, user), passes in times.items()
+            if len(passes) > self.days
+        ]
+        counts = f"{reminders.count()} in {self.days} days, about {len({user for _, user in times})} Pulse users"
+        return Finding("Reminders", counts, breaches + self._required(times, "reminders"))
+
+    def _applied(self) -> Finding:
+        """Check that the last file is applied as a whole, whatever killed earlier runs."""
+        [operator], last = self._threads(Applying), self.applied
+        runs = operator.runs
+        killed = [run.ended for run in runs if run.code < 0]
+        failed = [run for run in runs if run.code not in (0, 2) and run.code > 0]
+        breaches = [
+            f"apply ended with {run.code} at {run.ended:%T}: {run.output}"
+            for run in failed
+            if "Traceback" in run.output
+            or not (
+                was_down(run.began, run.ended, self.faults, dict.fromkeys(("RabbitMQ", "PostgreSQL"), 110))
+                or any(run.began - at < applying.KILLED_LEASE for at in killed if at <= run.began)
+            )
+        ]
+        if last is None or last.code or applying.NOTHING_TO_DO not in last.output:
+            breaches.append(f"apply still has something to do: {last}")
+        name = applying.PULSE_USER.format("")
+        rows = set(PulseUser.objects.filter(username__startswith=name).values_list("username", flat=True))
+        users = {user.name for user in self.production.management.users() if user.name.startswith(name)}
+        if not rows == users == operator.pulse_users:
+            breaches.append(f"the file has {operator.pulse_users}, Guardian {rows}, and RabbitMQ {users}")
+        counts = f"{len(runs)} runs, {len(killed)} killed, {len(failed)} failed because of a fault"
+        return Finding("Apply", counts, breaches + self._required(killed, "killed runs"))
 
     def _mails(self) -> Finding:
         mails = self.production.mail.mails

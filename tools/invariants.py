@@ -26,13 +26,15 @@ from queues.models import Archive, Pass, Queue, QueueEvent, Watch
 from queues.rules import quiet
 from rabbit import snapshot
 from rabbit.management import Management
-from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue
+from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue, user_of_queue
 from tools.mail import Mail
 
 VALID_FAILURE_REASONS = {
     *claims.OUTDATED,
     "The address was confirmed or removed in the meantime.",
     "The invitation was answered or withdrawn in the meantime.",
+    "The Pulse user was deleted, or has other owners.",
+    "The Pulse users were deleted, or have other owners.",
 }
 """Reasons to give up a notification before a day of attempts."""
 
@@ -126,6 +128,8 @@ def _outdated_states(*, settled: bool) -> list[str]:
         is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
         if settled and not is_quiet and queue.notified_state != queue.state:
             wrong.append(f"{queue} is {queue.state}, but the notified state is {queue.notified_state}")
+        if queue.notified_state == Queue.State.OK and queue.pulse_user_id is None and user_of_queue(queue.name):
+            continue  # the queues of a removed Pulse user start anew, without a notification
         for operator in audience.operators():
             told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None, now))
             is_about_this_one = told.created >= queue.first_seen  # not the one that a person deleted earlier

@@ -74,13 +74,11 @@ class LoadThread(threading.Thread):
     """A thread that works until ``ended`` is set. ``error`` is an exception that stopped it earlier."""
 
     def __init__(self, name: str) -> None:
-        """Create the thread."""
         super().__init__(name=name, daemon=True)
         self.error: Exception | None = None
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Call `work`, and keep its exception."""
         try:
             self.work()
         except Exception as error:

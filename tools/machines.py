@@ -56,7 +56,6 @@ class Machine:
 
     @property
     def command(self) -> list[str]:
-        """The command that runs another one on this machine."""
         return ["ip", "netns", "exec", self.name]
 
     def cut_off(self) -> None:
@@ -64,7 +63,6 @@ class Machine:
         _run("ip", "link", "set", self._link, "down")
 
     def reconnect(self) -> None:
-        """Undo `cut_off`."""
         _run("ip", "link", "set", self._link, "up")
 
     def fill_disk(self) -> None:
@@ -74,7 +72,6 @@ class Machine:
                 file.write(bytes(1 << 20))
 
     def free_disk(self) -> None:
-        """Undo `fill_disk`."""
         self._filler.unlink()
 
 

@@ -34,12 +34,10 @@ class Mail:
 
     @property
     def subject(self) -> str:
-        """The decoded subject."""
         return str(self.message["Subject"])
 
     @property
     def text(self) -> str:
-        """The plain text part with newlines as line ends."""
         return self._part("plain")
 
     @property
@@ -73,7 +71,6 @@ class MailCatcher:
 
     @property
     def url(self) -> str:
-        """The server's address for EMAIL_URL."""
         return f"smtp://{self.host}:{self.port}"
 
     def start(self) -> Self:
@@ -85,7 +82,6 @@ class MailCatcher:
         return self
 
     def stop(self) -> None:
-        """Stop listening. Keep the mails."""
         if self._controller is not None:
             self._controller.stop()
             self._controller = None
@@ -102,16 +98,13 @@ class MailCatcher:
 
     @property
     def mails(self) -> list[Mail]:
-        """The mails, the oldest first."""
         with self._arrived:
             return list(self._mails)
 
     def to(self, address: str) -> list[Mail]:
-        """Return the mails for this recipient."""
         return [mail for mail in self.mails if address in mail.recipients]
 
     def clear(self) -> None:
-        """Delete all mails."""
         with self._arrived:
             self._mails.clear()
 
@@ -132,7 +125,6 @@ class MailCatcher:
     async def handle_MAIL(  # noqa: N802
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        """Accept the sender, or refuse temporarily."""
         if self._refusing:
             return "451 Try again later"
         envelope.mail_from = address
@@ -142,7 +134,6 @@ class MailCatcher:
     async def handle_RCPT(  # noqa: N802
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        """Accept a recipient unless it is rejected."""
         if address in self.rejected:
             return "550 No such mailbox"
         envelope.rcpt_tos.append(address)

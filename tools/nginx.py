@@ -40,7 +40,6 @@ class PrivateNginx(PrivateServer):
 
     @property
     def url(self) -> str:
-        """The server's address, without a path."""
         return f"http://127.0.0.1:{self.port}"
 
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":

@@ -58,12 +58,10 @@ class Setting(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """What its value is, in words."""
         return KINDS.get(self.kind, "address" if self.name.endswith("_URL") else "text")
 
 
 def declared_settings() -> list[Setting]:
-    """Return the settings in the order of their declarations."""
     source = DECLARATIONS.read_text()
     headings = [(number, line[3:]) for number, line in enumerate(source.splitlines(), 1) if line.startswith("## ")]
     return list(_declarations(ast.parse(source).body, headings))
@@ -89,7 +87,6 @@ def _default(expression: ast.expr) -> str:
 
 
 def example_file() -> str:
-    """Return ``.env.example``."""
     lines = [EXAMPLE_HEADER]
     for heading, settings in groupby(declared_settings(), lambda setting: setting.heading):
         lines += ["", f"## {heading}"]
@@ -101,7 +98,6 @@ def example_file() -> str:
 
 
 def settings_page() -> str:
-    """Return ``docs/settings.md``."""
     lines = [
         "# Every setting",
         "",
@@ -121,7 +117,6 @@ def settings_page() -> str:
 
 
 def schema_of_installations() -> str:
-    """Return ``docs/examples/installation.schema.json``."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
     django.setup()  # the schema's limits are those of models
     schema = import_module("installation.schema").SCHEMA
@@ -140,7 +135,6 @@ GENERATED: dict[Path, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write the files."""
     for path, text in GENERATED.items():
         path.write_text(text())
         print(path.relative_to(PROJECT))

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ import django
 import pika
 from playwright.sync_api import Page, sync_playwright
 
-from tools.demo import ExpectationFailed
+from tools.demo import ExpectationFailed, channel_at
 from tools.mail import Mail
 from tools.processes import StartError, end_with_parent
 from tools.stack import PROJECT, Stack, isolated, turn_signals_into_interrupts
@@ -69,17 +68,15 @@ DELETED, DELETED_FROM = "queue/alice-builds/ios", "exchange/alice-builds/done"
 
 
 class Screenshot(NamedTuple):
-    """A screenshot of a page as ``email`` sees it. Sizes are in pixels; height 0: the whole page."""
+    """A screenshot of a page as ``email`` sees it, of this many pixels from the top."""
 
     name: str
     email: str
     path: str
-    height: int = 0
-    width: int = 1280
+    height: int
 
 
 def screenshots() -> list[Screenshot]:
-    """Return the screenshots of pages."""
     from queues.models import Archive, Queue
 
     return [
@@ -98,19 +95,21 @@ def prepare(stack: Stack, consumers: contextlib.ExitStack) -> None:
     stack.node.ctl("set_cluster_name", "rabbit@example.org")
     os.environ.update(stack.environment, DJANGO_SETTINGS_MODULE="guardian_site.settings")
     django.setup()
-    passwords = _create_pulse_users()
     url = stack.environment["RABBIT_URL"]
+    urls = {
+        name: f"amqp://{name}:{password}@{url.rpartition('@')[2]}" for name, password in _create_pulse_users().items()
+    }
     for name, queue in QUEUES.items():
-        with _channel(url, queue.pulse_user, passwords[queue.pulse_user]) as channel:
+        with channel_at(urls[queue.pulse_user]) as channel:
             exchange = f"exchange/{queue.pulse_user}/done"
             channel.exchange_declare(exchange, "topic", durable=True)
             channel.queue_declare(name, durable=True)
             channel.queue_bind(name, exchange, f"{queue.name}.#")
         if queue.has_consumer:
-            channel = consumers.enter_context(_channel(url, queue.pulse_user, passwords[queue.pulse_user]))
+            channel = consumers.enter_context(channel_at(urls[queue.pulse_user]))
             channel.basic_qos(prefetch_count=1)
             channel.basic_consume(name, lambda *_: None)
-    with _channel(url) as channel:
+    with channel_at(url) as channel:
         channel.queue_declare(UNOWNED, durable=True)
         channel.queue_declare(DELETED, durable=True)
         channel.queue_bind(DELETED, DELETED_FROM, "ios.#")
@@ -136,15 +135,6 @@ def _delete_with_archive(channel: Any) -> None:
         body = json.dumps({"build": number, "result": "passed" if number % 7 else "failed"}).encode()
         channel.basic_publish(DELETED_FROM, "ios.opt", body, pika.BasicProperties(content_type="application/json"))
     single.delete_queue(Queue.objects.get(name=DELETED), Owner.objects.get(email=OWNER))
-
-
-@contextlib.contextmanager
-def _channel(url: str, pulse_user: str = "", password: str = "") -> Iterator[Any]:
-    parts = urlsplit(url)
-    if pulse_user:
-        parts = parts._replace(netloc=f"{pulse_user}:{password}@{parts.netloc.rpartition('@')[2]}")
-    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(f"{parts.geturl().rstrip('/')}/%2F"))) as opened:
-        yield opened.channel()
 
 
 def _create_pulse_users() -> dict[str, str]:
@@ -208,11 +198,11 @@ def take_screenshots(stack: Stack, warning: Mail) -> None:
             page.wait_for_url(re.compile("//[^/]+/$"))
             for shot in pages:
                 if shot.email == email:
-                    page.set_viewport_size({"width": shot.width, "height": shot.height or 600})
+                    page.set_viewport_size({"width": 1280, "height": shot.height})
                     answer = page.goto(shot.path, wait_until="networkidle")
                     if answer is None or not answer.ok:
                         raise ExpectationFailed(f"{shot.path} was there")
-                    _save(page, shot.name, full_page=not shot.height)
+                    _save(page, shot.name, full_page=False)
         page = browser.new_page(viewport={"width": 700, "height": 600})
         page.set_content(warning.html)
         _save(page, "warning", full_page=True)
@@ -228,7 +218,6 @@ def _save(page: Page, name: str, *, full_page: bool) -> None:
 
 
 def main() -> int:
-    """Take the screenshots. Return 1 if something failed, 130 if interrupted."""
     if "MAKELEVEL" in os.environ:  # make forwards no signal
         end_with_parent()
     turn_signals_into_interrupts()

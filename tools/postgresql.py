@@ -117,7 +117,6 @@ class PrivateCluster(PrivateServer):
             raise StartError(f"PostgreSQL's initdb ended with code {code}. Its output:\n{tail(self._log)}")
 
     def database_url(self, name: str = "postgres") -> str:
-        """Return a database's address for DATABASE_URL."""
         return f"postgres://{USER}:{self.password}@127.0.0.1:{self.port}/{name}"
 
     def create_database(self, name: str) -> str:

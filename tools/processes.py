@@ -78,6 +78,16 @@ def port_answers(port: int) -> bool:
     return False
 
 
+def happens(what: Callable[[], bool], timeout: float, pause: float = 0.05) -> bool:
+    """Return whether ``what()`` becomes true within ``timeout`` seconds, with a pause between two calls."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
 def tail(path: Path, lines: int = 30) -> str:
     """Return the last lines of a log file, or an empty string if it does not exist."""
     if not path.exists():
@@ -182,7 +192,6 @@ def end(process: "subprocess.Popen[bytes]", timeout: float, request: signal.Sign
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process from `spawn` with its process group, and wait for it."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -215,7 +224,6 @@ class _Log:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -271,11 +279,9 @@ class ProcessGroup:
                     self._show(name, line.decode(errors="replace").rstrip())
 
     def log(self, name: str) -> Path:
-        """Return the path of a child's log."""
         return self._logs / f"{name}.log"
 
     def pid(self, name: str) -> int:
-        """Return the process id of a child."""
         return self._children[name][0].pid
 
     def ended(self) -> dict[str, int]:
@@ -293,7 +299,6 @@ class ProcessGroup:
         return process.wait()
 
     def kill(self, name: str) -> None:
-        """Kill a child with its process group."""
         process, reader = self._children[name]
         self._terminated.add(name)
         kill(process)

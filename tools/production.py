@@ -3,7 +3,6 @@
 import io
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ import django
 
 from rabbit.management import Management
 from tools.postgresql import PrivateCluster
-from tools.processes import StartError
+from tools.processes import StartError, happens
 from tools.rabbitmq import PLUGINS, PrivateNode
 from tools.rabbitmq_cluster import RabbitCluster
 from tools.redis import PrivateRedis
@@ -96,7 +95,6 @@ class Production:
 
     @property
     def amqp_urls(self) -> list[str]:
-        """The AMQP URLs of RabbitMQ's nodes, without a vhost."""
         return [node.amqp_url for node in self.nodes]
 
     def __exit__(self, *exc_info: object) -> None:
@@ -124,16 +122,6 @@ def await_pass(timeout: float = 150) -> None:
     now = timezone.now()
     if not happens(lambda: Pass.objects.filter(at__gt=now, errors=[]).exists(), timeout):
         raise StartError(f"there was no pass without an error for {timeout:.0f} s")
-
-
-def happens(what: Callable[[], bool], timeout: float) -> bool:
-    """Return whether ``what()`` becomes true within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not what():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def expire_abandoned(seconds: float) -> None:
@@ -165,16 +153,30 @@ def expire_abandoned(seconds: float) -> None:
         enqueue.wake()
 
 
-def sweep(*, patience: bool) -> list[str]:
-    """Sweep orphans once, and return the sweep's errors.
+def let_a_day_pass() -> None:
+    """Backdate the warnings and reminders of queues by a day."""
+    from django.db.models import F
 
-    A sweep ignores young registrations. So wait until all are old enough with ``patience``; otherwise backdate them.
+    from queues.models import Queue
+
+    day = timedelta(days=1)
+    warned = Queue.objects.filter(state=Queue.State.WARNED)
+    warned.update(warned_since=F("warned_since") - day, reminded_at=F("reminded_at") - day)
+
+
+def sweep(*, patience: bool) -> list[str]:
+    """Sweep orphans and watches once, and return the sweep's errors.
+
+    A sweep ignores young registrations and watches. So wait until all are old enough with ``patience``; otherwise
+    backdate them.
     """
     from django.db.models import F
     from django.utils import timezone
 
     from agents.sweeps.reports import REGISTRATION_GRACE
     from agents.sweeps.sweep import sweep_orphans
+    from queues.models import MessageWatch
+    from queues.watching import polling
     from tools.invariants import REGISTERED
 
     if patience:
@@ -183,4 +185,6 @@ def sweep(*, patience: bool) -> list[str]:
         for model in REGISTERED:
             young = model._default_manager.filter(created__gt=timezone.now() - REGISTRATION_GRACE)
             young.update(created=F("created") - REGISTRATION_GRACE)
+        MessageWatch.objects.update(ends=timezone.now())
+    polling.sweep()
     return [f"the sweep reported: {error}" for error in sweep_orphans().errors]

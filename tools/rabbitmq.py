@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tools.processes import StartError, end, free_port, kill, lock_directory, port_answers, spawn, tail
+from tools.processes import StartError, end, free_port, happens, kill, lock_directory, port_answers, spawn, tail
 
 SERIES = os.environ.get("GUARDIAN_TEST_BROKER", "")
 """The series of RabbitMQ to run, such as "4.3", from ``tools/make-rabbitmq``; empty: the one of this machine."""
@@ -50,7 +50,7 @@ class PrivateNode:
 
         ``config`` has further lines of ``rabbitmq.conf``. ``directory`` keeps data, password and ports between runs; by
         default it is a temporary one that `stop` deletes. ``peer`` is a running node with another ``name``, whose
-        cookie, password and epmd this node shares, so that it can `join` it. ``quorum_tick_seconds`` is the maximum age
+        cookie, password and epmd this node shares, so that it can join it. ``quorum_tick_seconds`` is the maximum age
         of a quorum queue's listed length; 5 is RabbitMQ's default.
         Raises StartError if RabbitMQ isn't installed, or another program runs the node of this directory.
         """
@@ -160,7 +160,6 @@ class PrivateNode:
 
     @property
     def management_url(self) -> str:
-        """The management API's URL with an administrator's credentials."""
         return f"http://{USER}:{self.password}@127.0.0.1:{self.management_port}"
 
     @property
@@ -175,19 +174,16 @@ class PrivateNode:
 
     @property
     def pid(self) -> int:
-        """The process id of the running node."""
         if self._process is None:
             raise RuntimeError(f"{self.name} is not running")
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether the node's process exists, ready or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def ended(self) -> bool:
-        """Whether the node's process has ended unexpectedly."""
         return self._process is not None and self._process.poll() is not None
 
     def start(self, timeout: float = 90) -> Self:
@@ -229,11 +225,8 @@ class PrivateNode:
             directory=self.directory,
             output=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 10
-        while not port_answers(self._epmd_port):
-            if self._epmd.poll() is not None or time.monotonic() > deadline:
-                raise StartError("epmd, Erlang's port mapper, does not start")
-            time.sleep(0.01)
+        if not happens(lambda: port_answers(self._epmd_port), 10):
+            raise StartError("epmd, Erlang's port mapper, does not start")
 
     def _wait_until_ready(self, timeout: float) -> None:
         assert self._process is not None
@@ -259,7 +252,6 @@ class PrivateNode:
         return tail(self.directory / "output") + tail(log)
 
     def answers(self) -> bool:
-        """Return whether the management API answers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=5)
         credentials = base64.b64encode(f"{USER}:{self.password}".encode()).decode()
         try:
@@ -285,7 +277,6 @@ class PrivateNode:
         self._finish(kill)
 
     def restart(self, timeout: float = 90) -> None:
-        """Stop the broker and start it again with the same data and ports."""
         self.halt()
         self.start(timeout)
 
@@ -296,7 +287,6 @@ class PrivateNode:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Resume a suspended broker (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self, grace: float | None = None) -> None:
@@ -326,9 +316,7 @@ class PrivateNode:
         finish(self._process)
         self._process = None
         # The broker's helper processes end shortly after its pipe is closed.
-        deadline = time.monotonic() + 5
-        while self._has_helpers() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        happens(lambda: not self._has_helpers(), 5)
 
     def _has_helpers(self) -> bool:
         """Return whether a process with this node's environment exists, other than epmd."""
@@ -349,23 +337,7 @@ class PrivateNode:
 
     def ctl(self, *arguments: str, timeout: float = 60) -> str:
         """Run ``rabbitmqctl`` on this node and return its output. Raises ControlError with its output if it fails."""
-        try:
-            done = subprocess.run(
-                [SCRIPTS / "rabbitmqctl", "-q", *arguments],
-                env=self._environment,
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ControlError(f"rabbitmqctl {' '.join(arguments)}: no answer in {timeout:.0f} s") from error
-        if done.returncode != 0:
-            raise ControlError(f"rabbitmqctl {' '.join(arguments)}: code {done.returncode}\n{done.stdout}")
-        return done.stdout
+        return self._control([SCRIPTS / "rabbitmqctl", "-q", *arguments], "", timeout)
 
     def eval(self, expression: str, timeout: float = 60) -> str:
         """Evaluate an Erlang expression in the node and return the result as text. The final dot is optional.
@@ -374,32 +346,23 @@ class PrivateNode:
         node.
         """
         expression = expression.strip().removesuffix(".")
+        output = self._control(["erl_call", "-sname", self.name, "-e"], f"{expression}.\n", timeout)
+        if not output.startswith("{ok, "):
+            raise ControlError(f"{expression}: {output}")
+        return output.removeprefix("{ok, ").removesuffix("}")
+
+    def _control(self, command: Sequence[str | Path], text: str, timeout: float) -> str:
+        what = f"{' '.join(map(str, command))} {text}"
         try:
             done = subprocess.run(
-                ["erl_call", "-sname", self.name, "-e"],
-                env=self._environment,
-                cwd=self.directory,
-                input=f"{expression}.\n",
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
+                command, env=self._environment, cwd=self.directory, input=text, capture_output=True, text=True,
+                timeout=timeout, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise ControlError(f"{expression}: no answer in {timeout:.0f} s") from error
-        if done.returncode != 0 or not done.stdout.startswith("{ok, "):
-            raise ControlError(f"{expression}: code {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout.removeprefix("{ok, ").removesuffix("}")
-
-    def join(self, other: "PrivateNode") -> None:
-        """Join the other node's cluster. This node loses its data."""
-        if self._peer is not other:
-            raise ValueError("pass the other node as `peer` to the constructor: the nodes must share cookie and epmd")
-        self.ctl("stop_app")
-        self.ctl("reset")
-        self.ctl("join_cluster", other.name)
-        self.ctl("start_app")
-        self._wait_until_ready(60)
+            raise ControlError(f"{what}: no answer in {timeout:.0f} s") from error
+        if done.returncode != 0:
+            raise ControlError(f"{what}: code {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
 
 
 def stomp_url_of(overview: Mapping[str, Any], host: str) -> str | None:

@@ -3,7 +3,6 @@
 The second and the third node join the first one by the configuration of docker-compose.yml.
 """
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from typing import Self
 
 from rabbit.errors import BrokerError
 from rabbit.management import Management
-from tools.processes import StartError
+from tools.processes import StartError, happens
 from tools.rabbitmq import PrivateNode
 
 NAMES = ("one", "two", "three")
@@ -27,28 +26,24 @@ class RabbitCluster:
     """Three nodes of one cluster. Use it as a context manager."""
 
     def __init__(self, *, plugins: Sequence[str] = ("rabbitmq_management",)) -> None:
-        """Choose ports and write the configurations."""
         self._exits = ExitStack()
         self.nodes: list[PrivateNode] = []
         for name in NAMES:
             peer = self.nodes[0] if self.nodes else None
-            config = _joining(peer.name) if peer is not None else None
+            config = joining(peer.name) if peer is not None else None
             node = PrivateNode(name=name, plugins=plugins, peer=peer, config=config)
             self._exits.callback(node.stop)
             self.nodes.append(node)
 
     @property
     def management_url(self) -> str:
-        """The management API's URLs of all nodes, separated by commas."""
         return ",".join(node.management_url for node in self.nodes)
 
     @property
     def amqp_url(self) -> str:
-        """The AMQP URLs of all nodes, separated by commas."""
         return ",".join(node.amqp_url for node in self.nodes)
 
     def start(self) -> Self:
-        """Start the nodes and wait for all. Raises StartError."""
         try:
             first, *others = self.nodes
             first.start(START_SECONDS)
@@ -61,12 +56,8 @@ class RabbitCluster:
         return self
 
     def wait(self) -> None:
-        """Wait until all nodes run and know each other. Raises StartError."""
-        deadline = time.monotonic() + MEMBERS_SECONDS
-        while not self._is_complete():
-            if time.monotonic() > deadline:
-                raise StartError(f"the nodes were no cluster after {MEMBERS_SECONDS} s")
-            time.sleep(0.05)
+        if not happens(self._is_complete, MEMBERS_SECONDS):
+            raise StartError(f"the nodes were no cluster after {MEMBERS_SECONDS} s")
 
     def _is_complete(self) -> bool:
         try:
@@ -78,7 +69,6 @@ class RabbitCluster:
             return False
 
     def stop(self) -> None:
-        """Stop all nodes and delete their directories."""
         self._exits.close()
 
     def __enter__(self) -> Self:
@@ -88,7 +78,7 @@ class RabbitCluster:
         self.stop()
 
 
-def _joining(first: str) -> dict[str, str]:
+def joining(first: str) -> dict[str, str]:
     """Return the configuration of docker-compose.yml for a node that joins the first one, with this node's name."""
     lines = [line.partition("=") for line in JOIN.read_text().splitlines() if line and not line.startswith("#")]
     return {key.strip(): value.strip().replace("rabbit@rabbitmq", first) for key, _, value in lines}

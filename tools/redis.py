@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import redis
 
-from tools.processes import StartError, kill, spawn
+from tools.processes import StartError, spawn
 from tools.server import PrivateServer
 
 PROGRAM = Path("/usr/bin/redis-server")
@@ -42,7 +42,6 @@ class PrivateRedis(PrivateServer):
 
     @property
     def url(self) -> str:
-        """The server's address for CELERY_BROKER_URL."""
         return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
 
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
@@ -58,12 +57,5 @@ class PrivateRedis(PrivateServer):
             client.ping()
 
     def flush(self) -> None:
-        """Delete all data."""
         with redis.Redis.from_url(self.url, socket_timeout=5) as client:
             client.flushall()
-
-    def kill(self) -> None:
-        """Kill the server, as a power cut does."""
-        if self._process is not None:
-            kill(self._process)
-            self._process = None

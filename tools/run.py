@@ -17,17 +17,14 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Print a message of this program."""
     console.print(f"[bold]guardian[/] {escape(text)}")
 
 
 def show(name: str, line: str) -> None:
-    """Print a line of a process's output."""
     console.print(f"[{COLOURS.get(name.partition('-')[0], 'white')}]{name:>8}[/] {escape(line)}")
 
 
 def show_mail(mail: Mail) -> None:
-    """Print a line for a mail."""
     console.print(f"[magenta]    mail[/] to {escape(', '.join(mail.recipients))}: {escape(mail.subject)}")
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Self
 
-from tools.processes import StartError, end, free_port, tail
+from tools.processes import StartError, end, free_port, kill, tail
 
 
 class PrivateServer(ABC):
@@ -43,7 +43,6 @@ class PrivateServer(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the server was started and not stopped."""
         return self._process is not None
 
     @abstractmethod
@@ -69,14 +68,18 @@ class PrivateServer(ABC):
                     raise StartError(f"{self.name} did not start: {error}\nIts log:\n{tail(self._log)}") from error
                 time.sleep(0.02)
 
+    def kill(self) -> None:
+        """Kill the server, as a power cut does, keeping its data and port for `start`."""
+        if self._process is not None:
+            kill(self._process)
+            self._process = None
+
     def halt(self) -> None:
-        """Stop the server gracefully, keeping its data and port for `start`."""
         if self._process is not None:
             end(self._process, 10, self.stop_signal)
             self._process = None
 
     def stop(self) -> None:
-        """Stop the server and delete its directory."""
         self.halt()
         shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -88,7 +88,6 @@ class Stack:
 
     @property
     def logs(self) -> Path:
-        """The directory of the processes' logs."""
         return self._var / "log"
 
     def prepare(self) -> None:
@@ -216,13 +215,11 @@ class Stack:
         return _names(kind, count)
 
     def start_process(self, name: str) -> None:
-        """Start a process, also after `end_process` or `kill_process`."""
         assert self._processes is not None
         inherited = [listener.fileno() for listener in self._sockets.values()] if name in self.addresses else []
         self._processes.start(name, self._commands[name], inherited=inherited)
 
     def add_beat(self, name: str) -> None:
-        """Start another beat with its own schedule file."""
         schedule = str(self._var / "celery" / f"{name}-schedule")
         mine = self._commands["beat"]
         self._commands[name] = [schedule if part.endswith("/beat-schedule") else part for part in mine]
@@ -234,7 +231,6 @@ class Stack:
         return self._processes.end(name, timeout)
 
     def kill_process(self, name: str) -> None:
-        """Kill a process with its children."""
         assert self._processes is not None
         self._processes.kill(name)
 
@@ -365,7 +361,6 @@ def free_bytes(directory: Path) -> int:
 
 
 def _listen(port: int) -> socket.socket:
-    """Listen on this port of 127.0.0.1, or on another if it isn't free. Raises StartError if no port is free."""
     while True:
         with contextlib.suppress(OSError):  # another program may have taken the port meanwhile
             return socket.create_server(("127.0.0.1", free_port(preferred=port)))
@@ -387,7 +382,6 @@ def _answers(address: str) -> bool:
 
 
 def configured() -> dict[str, str]:
-    """Return the environment, with the defaults of ``.env``."""
     return {**env_file.parse(PROJECT / ".env").variables, **os.environ}
 
 

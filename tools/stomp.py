@@ -12,8 +12,6 @@ from websocket import WebSocketException
 
 
 class Received(NamedTuple):
-    """A message with its headers and body."""
-
     headers: dict[str, str]
     body: str
 
@@ -67,37 +65,30 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
         return self
 
     def take(self) -> str | None:
-        """Return the body of the next message, or None."""
         with contextlib.suppress(queue.Empty):
             return self.messages.get_nowait().body
         return None
 
     def is_closed(self) -> bool:
-        """Return whether either side has closed the connection."""
         return self.closed.is_set()
 
     def stop(self) -> None:
-        """Close the connection if it is open."""
         if self._connection.is_connected():
             self._connection.disconnect()
 
     def on_receipt(self, frame: Any) -> None:
-        """Record that the subscription is active."""
         if frame.headers["receipt-id"] == "reading":
             self._reading = True
             self._answered.set()
 
     def on_message(self, frame: Any) -> None:
-        """Store a message."""
         self.messages.put(Received(dict(frame.headers), frame.body))
 
     def on_error(self, frame: Any) -> None:
-        """Store the broker's error."""
         self._error_text = f"{frame.headers.get('message', '')}: {frame.body}".strip(": \n")
         self._answered.set()
 
     def on_disconnected(self) -> None:
-        """Record that the connection is closed."""
         self.closed.set()
         self._answered.set()
 

@@ -29,7 +29,7 @@ from tools.faults import Finding
 from tools.load import ANSWER_SECONDS, LoadThread, Request
 from tools.machines import Clock, Machine, machines
 from tools.postgresql import PrivateCluster
-from tools.processes import StartError, free_port
+from tools.processes import StartError, free_port, happens
 from tools.stack import Stack, isolated
 from tools.store_history import (
     BATCHES,
@@ -68,10 +68,7 @@ READS_PER_POSITION = 10
 
 
 class Actor(LoadThread):
-    """A client of one web process, which records its requests."""
-
     def __init__(self, name: str, client: Client, chance: random.Random, pause: float) -> None:
-        """Create the thread. ``pause``: seconds between two actions."""
         super().__init__(name)
         self.requests: list[Request] = []
         self.client = client
@@ -79,12 +76,10 @@ class Actor(LoadThread):
         self._pause = pause
 
     def work(self) -> None:
-        """Act until ``ended`` is set."""
         while not self.ended.wait(self._pause):
             self.act()
 
     def act(self) -> None:
-        """Do one thing."""
         raise NotImplementedError
 
     def ask(self, what: str, call: Callable[[], Any]) -> Any:
@@ -100,16 +95,12 @@ class Actor(LoadThread):
 
 
 class Writer(Actor):
-    """Posts messages and batches to a queue."""
-
     def __init__(self, queue: QueueHistory, *arguments: Any) -> None:
-        """Create the thread."""
         super().__init__(*arguments)
         self._queue = queue
         self._numbers = itertools.count()
 
     def act(self) -> None:
-        """Post a message or a batch."""
         size = self.chance.choice(BATCH_SIZES)
         batch = f"{self.name}-{next(self._numbers)}"
         messages = [
@@ -126,7 +117,6 @@ class Follower(Actor):
     """Reads a queue on after its last messages, and stores their ids as its positions now and then."""
 
     def __init__(self, queue: QueueHistory, *arguments: Any) -> None:
-        """Create the thread."""
         super().__init__(*arguments)
         self.queue = queue
         self.position = Position()
@@ -136,7 +126,6 @@ class Follower(Actor):
         queue.followed.append(self._seen)
 
     def act(self) -> None:
-        """Read on, and store the positions each tenth time."""
         self.follow()
         if next(self._reads) % READS_PER_POSITION == 0 and self._last:
             positions = dict(self._last)
@@ -161,17 +150,13 @@ class Follower(Actor):
 
 
 class Creator(Actor):
-    """Creates queues."""
-
     def __init__(self, *arguments: Any) -> None:
-        """Create the thread."""
         super().__init__(*arguments)
         self.created: dict[str, tuple[str, int]] = {}
         """The level and number of partitions of the acknowledged queues."""
         self._numbers = itertools.count()
 
     def act(self) -> None:
-        """Create a queue."""
         name, level = f"{self.name}-{next(self._numbers)}", self.chance.choice(LEVELS)
         partitions = self.chance.randint(1, 9)
         if self.ask("queues", lambda: self.client.create_queue(name, consistency=level, partitions=partitions)):
@@ -262,7 +247,6 @@ class StoreChaos:
         return Client(self._stack.addresses[web], APPLICATION, key=self._key, timeout=ANSWER_SECONDS)
 
     def _clocks(self) -> Finding:
-        """Check that the clocks are as wrong as they should be."""
         nodes = []
         for node in self._nodes:
             with node.connect() as session:
@@ -287,7 +271,6 @@ class StoreChaos:
 
     @contextlib.contextmanager
     def _load(self) -> Iterator[None]:
-        """Keep the store under load within the ``with`` block."""
         self._followers: list[Follower] = []
         self._actors: list[Actor] = []
         for web in self._stack.addresses:
@@ -363,11 +346,8 @@ class StoreChaos:
 
     def _await_recovery(self) -> None:
         """Wait until each node sees all others, and no hints are left. Raises StartError."""
-        deadline = time.monotonic() + RECOVERY_SECONDS
-        while not (all(map(self._sees_all, self._nodes)) and not self._hints()):
-            if time.monotonic() > deadline:
-                raise StartError(f"The nodes did not recover; hints: {self._hints()}")
-            time.sleep(2)
+        if not happens(lambda: all(map(self._sees_all, self._nodes)) and not self._hints(), RECOVERY_SECONDS, 2):
+            raise StartError(f"The nodes did not recover; hints: {self._hints()}")
 
     def _sees_all(self, node: PrivateCassandra) -> bool:
         query = SimpleStatement(

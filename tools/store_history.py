@@ -73,7 +73,6 @@ class QueueHistory:
         yield Finding(f"{self.level}: batches", counts, unless_weak(parts) + _required(many, "batches"))
 
     def partial_batches(self) -> list[str]:
-        """Return the batches of which only a part is stored."""
         return [
             f"of the batch {name}, {count} of {size} are stored"
             for (name, size), count in sizes_by_batch(self.stored).items()
@@ -95,7 +94,6 @@ def disorder(entries: Sequence[Entry]) -> list[str]:
 
 
 def repeated(values: Iterable[str]) -> list[str]:
-    """Return the values that occur more than once."""
     return [value for value, count in Counter(values).items() if count > 1]
 
 

@@ -42,7 +42,6 @@ class Unruly(BrokerLoad):
         self._huge.encode = lambda: list(encoded)  # encoding it for each message would slow down the other threads
 
     def work(self) -> None:
-        """Create the Pulse users, then keep their queues filled."""
         self.ended.wait(self._after)
         self.began = datetime.now(UTC)
         for name in PULSE_USERS:

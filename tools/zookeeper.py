@@ -48,7 +48,6 @@ class PrivateZooKeeper(PrivateServer):
 
     @property
     def hosts(self) -> str:
-        """The server's address for ZOOKEEPER_HOSTS."""
         return f"127.0.0.1:{self.port}"
 
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 # Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
 
+IN_USE = "Guardian or another person is deleting or purging the queue, or moving its messages. Try again in a minute."
+
 
 class Gone(Refusal):
     """The broker does not list the queue or exchange now. The text says so, and what happens next."""
@@ -308,6 +310,7 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     """Record the request that follows, and delete the record if the broker certainly did not carry it out.
 
     Raises Gone if the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
+    Raises Refusal while another request fetches its messages.
     """
     with transaction.atomic():
         event = queue.new_event(kind, _lock_actor(by), length=queue.length)
@@ -317,6 +320,8 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     except BrokerError as error:
         if was_not_executed(error):
             event.delete()
+        if isinstance(error, InUse):
+            raise Refusal(IN_USE, status=HTTPStatus.CONFLICT) from error
         if isinstance(error, NotOnBroker):
             raise Gone(
                 "The broker doesn't list the queue at the moment. If it is gone, its page says so after the next few "

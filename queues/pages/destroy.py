@@ -14,6 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from accounts.pages.forms import NameForm
+from core.refusals import Refusal
 from queues.actions import single
 from queues.archives.outcomes import Removed, outcome_in_words
 from queues.models import Queue, Watch
@@ -80,7 +81,7 @@ def _destroy(
             return redirect("queue", uuid)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {**context, "why": str(error)}, status=403)
-    except single.Gone as error:
+    except Refusal as error:
         messages.warning(request, f"The queue {name} was not {done}. {error}")
         return redirect("queue", uuid)
     except BrokerError as error:

@@ -4,8 +4,9 @@ import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import PulseUser
+from core.refusals import Refusal
 from queues.actions import single
-from queues.guard.destroying import NotSent
+from queues.guard import destroying
 from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
 from tests.support.toolbox import amqp_answers_lost, in_parallel, queue_names
@@ -64,11 +65,22 @@ def test_after_a_lost_answer_the_decision_stays_recorded(queue, settings, broker
     assert events_with_owner(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
 
 
+@pytest.mark.parametrize("do", [single.delete_queue, single.purge_queue])
+def test_a_queue_in_use_by_another_request_is_refused_without_blaming_the_broker(queue, alice, as_alice, do):
+    with destroying.lock_messages(queue.vhost, queue.name):
+        with pytest.raises(Refusal, match="is deleting or purging the queue, or moving its messages") as refused:
+            do(queue, alice)
+        page = as_alice.post(f"/queues/{queue.uuid}/delete/", {"typed": queue.name}, follow=True)
+    assert refused.value.status == 409
+    assert (page.status_code, single.IN_USE in page.text) == (200, True)
+    assert events_with_owner(queue) == []
+
+
 def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, management, vhost):
     def delete(by):
         try:
             single.delete_queue(Queue.objects.get(), by)
-        except (single.Gone, NotSent):  # gone, or being deleted
+        except Refusal:  # gone, or being deleted
             return "gone"
         return "deleted"
 

@@ -15,8 +15,8 @@ import pika
 import pytest
 
 from tests.site.test_docs import shell_lines
+from tests.support.containers import HOST, DockerMachine, Unsupported
 from tests.support.toolbox import wait_until
-from tools.containers import HOST, DockerMachine, Unsupported
 from tools.mail import MailCatcher
 
 pytestmark = pytest.mark.containers

@@ -13,6 +13,7 @@ from tests.conftest import Amqp
 from tests.support.fixtures import guard
 from tests.support.toolbox import disk_alarm, memory_alarm, sent, wait_until
 from tools.rabbitmq import PrivateNode
+from tools.rabbitmq_cluster import joining
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
@@ -120,9 +121,8 @@ def test_a_lost_node_explains_for_some_minutes_that_lists_hang():
 def test_a_lost_node_is_notified_once_at_its_start_and_once_at_its_end(transactional_db, settings):
     with (
         PrivateNode(name="first", plugins=["rabbitmq_management"]) as first,
-        PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first) as second,
+        PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first, config=joining(first.name)) as second,
     ):
-        second.join(first)
         guard(first, settings)
         Amqp(first.amqp_url, "/").queue("short", 1)
         once.run_once()

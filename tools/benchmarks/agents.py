@@ -63,14 +63,12 @@ def register(subscribed: Iterable[tuple[EventSubscription, Offering]], vhost: st
 
 
 def declare(names: Iterable[QueueName]) -> None:
-    """Declare agents' queues on the broker."""
     load.import_definitions(
         {"queues": [load.queue_definition(*name, dict(REGISTERED_QUEUE_ARGUMENTS)) for name in names]}
     )
 
 
 def store(names: Iterable[QueueName]) -> None:
-    """Insert the monitor's rows for queues."""
     now = timezone.now()
     Queue.objects.bulk_create(
         Queue(
@@ -88,7 +86,6 @@ def delete_bare(names: Sequence[QueueName]) -> None:
 
 
 def cascade() -> list[Figure]:
-    """Measure deletions of subscriptions with all their queues."""
     owner = Owner.objects.create_user("owner@example.org", vouched=True)
     offerings = Offering.objects.bulk_create(Offering(name=f"offering {number}") for number in range(CASCADE_QUEUES))
 

@@ -36,7 +36,6 @@ DRAIN_SECONDS = 10.0
 
 
 def archiving() -> list[Figure]:
-    """Measure archives and replays of one queue."""
     # Before the rest, for its peak memory.
     fill(NAME, LARGE_MESSAGES, LARGE_BYTES)
     archive_and_delete()
@@ -75,14 +74,12 @@ def bodies(messages: int, size: int) -> Iterator[bytes]:
 
 
 def archive_and_delete() -> Removed:
-    """Archive the queue and delete it, as a pass does."""
     target = Target(vhost="/", name=NAME, type="classic", reason=Archive.Reason.LENGTH)
     with broker.session("/") as session:
         return destroying.delete_queue(session, target)
 
 
 def archive_one() -> float:
-    """Return the seconds to archive a queue and delete it."""
     Archive.objects.all().delete()
     fill(NAME, MESSAGES, BYTES)
     took = seconds(archive_and_delete)
@@ -112,13 +109,11 @@ def consume_one() -> float:
 
 
 def delete_queue(messages: int) -> None:
-    """Delete the queue, and check the number of its messages."""
     with broker.session("/") as session:
         assert session.delete_queue(NAME) == messages
 
 
 def replay_one() -> float:
-    """Return the seconds to replay an archive."""
     fill(NAME, MESSAGES, BYTES)
     archive_and_delete()
     fill(NAME, 0, BYTES)
@@ -140,7 +135,6 @@ def publish_one() -> float:
 
 
 def publish_bare(bodies: Sequence[bytes]) -> None:
-    """Publish these to the queue."""
     confirmed: set[int] = set()
 
     def confirm(tag: int, multiple: bool) -> None:

@@ -29,32 +29,18 @@ TIMEOUT_SECONDS = 60
 
 
 def consuming() -> list[Figure]:
-    """Return the microseconds per message of each library, and print the messages per second of each round."""
+    """Return the processor time of each library per message, which other programs on the machine change least."""
     messages = size(20_000, 200)
-    processor: dict[str, list[float]] = {name: [] for name in CONSUMERS}
-    runs = {name: partial(_measured, name, messages, processor[name]) for name in CONSUMERS}
-    found = in_turn(size(5, 1), warm_ups=0, before=lambda: None, **runs)
-    for name, values in found.items():
-        print(f"{name:>15}: {', '.join(f'{1e6 / value:,.0f}' for value in values)} messages/s")
-    where = "a callback that does nothing, prefetch 20"
-    return [
-        *(
-            Figure(where, f"{ours}, beside {other}", "µs", found[ours], found[other], limit=1.0)
-            for ours in ("ours_threads", "ours_asyncio")
-            for other in ("pika_threads", "yapw")
-        ),
-        Figure(where, "ours_asyncio, beside aio_pika", "µs", found["ours_asyncio"], found["aio_pika"]),
-        *(
-            Figure(where, f"{name}, processor time", "µs", processor[name], processor["pika_threads"])
-            for name in CONSUMERS
-        ),
-    ]
+    found = in_turn(size(5, 1), warm_ups=0, **{name: partial(_measured, name, messages) for name in CONSUMERS})
+    where = "a callback that does nothing, prefetch 20: processor time, beside pika_threads"
+    limits = {"ours_threads": 1.0, "ours_asyncio": 1.0}
+    return [Figure(where, name, "µs", found[name], found["pika_threads"], limits.get(name)) for name in CONSUMERS]
 
 
-def _measured(name: str, messages: int, processor: list[float]) -> float:
-    """Fill the queue, and return the microseconds per message of a process that reads it.
+def _measured(name: str, messages: int) -> float:
+    """Fill the queue, and have a process read it. Print its messages per second, and return the microseconds of each.
 
-    Add its processor time in microseconds per message, which other programs on the machine change less.
+    They are those of the processor.
     """
     with pika.BlockingConnection(pika.URLParameters(URL)) as connection:
         channel = connection.channel()
@@ -68,8 +54,8 @@ def _measured(name: str, messages: int, processor: list[float]) -> float:
     command = [sys.executable, "-m", "tools.benchmarks.consuming", name, str(messages)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=TIMEOUT_SECONDS)
     elapsed, used = map(float, done.stdout.split())
-    processor.append(used)
-    return elapsed
+    print(f"{name:>15}: {1e6 / elapsed:,.0f} messages/s", flush=True)
+    return used
 
 
 def _until(messages: int) -> Callable[[], None]:

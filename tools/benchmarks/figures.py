@@ -33,12 +33,10 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """The ratio of the median to the floor's."""
         return median(self.values) / median(self.floor) if self.floor else None
 
     @property
     def missed(self) -> bool:
-        """Whether there is a target, and it was missed."""
         return self.limit is not None and (self.ratio or median(self.values)) > self.limit
 
     @property
@@ -50,7 +48,6 @@ class Figure:
 
 
 def show(console: Console, title: str, figures: Sequence[Figure]) -> None:
-    """Print a table."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for heading in ("median", "ratio", "target", ""):
@@ -87,7 +84,6 @@ def in_turn(
 
 
 def timed(do: Callable[[], T]) -> tuple[float, T]:
-    """Return the seconds and the result of a call."""
     gc.collect()  # so that no call pays for the garbage of an earlier one
     began = time.perf_counter()
     result = do()
@@ -95,7 +91,6 @@ def timed(do: Callable[[], T]) -> tuple[float, T]:
 
 
 def seconds(do: Callable[[], object]) -> float:
-    """Return the seconds of a call."""
     return timed(do)[0]
 
 

@@ -28,7 +28,6 @@ def user_name(number: int) -> str:
 
 
 def queue_name(number: int) -> str:
-    """Return the name of a Pulse user's queue."""
     return f"queue/{user_name(number)}/jobs-{number:06}"
 
 
@@ -55,7 +54,6 @@ def declare_queues(vhost: str, numbers: Iterable[int]) -> None:
 
 
 def queue_definition(vhost: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition of a durable queue."""
     return {"name": name, "vhost": vhost, "durable": True, "auto_delete": False, "arguments": arguments}
 
 
@@ -66,7 +64,6 @@ def import_definitions(definitions: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def amqp_connection(vhost: str = "/") -> pika.BlockingConnection:
-    """Open a connection to the broker."""
     return pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url()}/{quote(vhost, safe='')}"))
 
 

@@ -23,6 +23,7 @@ from message_store.store import SIGNED_OFFSET, NewMessage, StoredQueue, StoreUna
 from tools.benchmarks.figures import Figure, in_turn, seconds
 from tools.benchmarks.running import size
 from tools.cassandra import PrivateRing
+from tools.processes import happens
 
 FEW, MANY = 1_000, size(1_000_000, 2_000)
 """Queues, or messages in a queue."""
@@ -76,7 +77,6 @@ def message_store_cassandra() -> list[Figure]:
 
 
 def using(keyspace: str) -> Any:
-    """Return a context in which stores use a keyspace."""
     return override_settings(CASSANDRA_KEYSPACE=keyspace)
 
 
@@ -101,7 +101,6 @@ def fill() -> None:
 
 
 def add_queues(queues: int) -> None:
-    """Add queues with their messages."""
     store = CassandraStore()
     connection = store._connection
     add_queue = cql.CREATE_QUEUE.replace("IF NOT EXISTS", "")
@@ -134,7 +133,6 @@ class Earlier(CassandraStore):
     at = 0
 
     def now(self) -> int:
-        """Return the time that was set."""
         return self.at
 
 
@@ -170,12 +168,9 @@ def times() -> list[Figure]:
     store = CassandraStore()
     with using("few"):
         session = store._connection.session
-    deadline = time.monotonic() + COMPACTION_SECONDS
-    tasks = "SELECT task_id FROM system_views.sstable_tasks"
-    while any(session.execute(tasks, host=host).one() for host in session.cluster.metadata.all_hosts()):
-        if time.monotonic() > deadline:
-            raise TimeoutError("The nodes don't end their compactions.")
-        time.sleep(1)
+    tasks, hosts = "SELECT task_id FROM system_views.sstable_tasks", session.cluster.metadata.all_hosts()
+    if not happens(lambda: not any(session.execute(tasks, host=host).one() for host in hosts), COMPACTION_SECONDS, 1):
+        raise TimeoutError("The nodes don't end their compactions.")
     figures = many_queues(store)
     with using("deep"):
         figures += deep_queue(store)
@@ -208,7 +203,6 @@ def many_queues(store: CassandraStore) -> list[Figure]:
 
 
 def fastest(do: Callable[[], Any]) -> float:
-    """Return the microseconds of the fastest of some calls."""
     return min(seconds(do) for _ in range(CALLS)) * 1e6
 
 
@@ -268,7 +262,6 @@ def pushes(store: CassandraStore) -> list[Figure]:
 
 
 def bare_push(session: Any, insert: Any, messages: Sequence[NewMessage]) -> None:
-    """Execute the statements of a push with the bare driver."""
     statement = BatchStatement(BatchType.UNLOGGED, consistency_level=ConsistencyLevel.LOCAL_QUORUM)
     key, at = uuid.uuid1(), now()
     for step, (message, rest) in enumerate(zip(messages, random_rests(len(messages)), strict=True)):
@@ -278,8 +271,6 @@ def bare_push(session: Any, insert: Any, messages: Sequence[NewMessage]) -> None
 
 
 def sizes(data: Path) -> list[Figure]:
-    """Return the disk space of one replica."""
-
     def stored(keyspace: str, *tables: str) -> int:
         files = (file for table in tables for file in (data / keyspace).glob(f"{table}-*/*") if file.is_file())
         return sum(file.stat().st_size for file in files)

@@ -15,6 +15,7 @@ from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks import load
 from tools.benchmarks.figures import Figure, in_turn, peak_megabytes, seconds, timed
 from tools.benchmarks.running import size
+from tools.processes import happens
 
 QUEUES = size(10_000, 200)
 ROUNDS = size(15, 2)
@@ -70,7 +71,6 @@ class Guarded:
         self.run_pass(new=new)
 
     def change(self) -> None:
-        """Publish a message to every tenth queue, to others each time, and wait until the broker lists them."""
         self._turn += 1
         for number, vhost in enumerate(self.vhosts):
             first, end = number * QUEUES_PER_VHOST, min((number + 1) * QUEUES_PER_VHOST, self.queues)
@@ -90,11 +90,9 @@ class Guarded:
         return took
 
     def changed_pass(self) -> float:
-        """Return the seconds of a pass after a change."""
         return self.run_pass(changed=self.queues // CHANGE_EVERY)
 
     def new_pass(self) -> float:
-        """Return the seconds of a pass that knows no queue."""
         QueueSample.objects.all()._raw_delete("default")
         Queue.objects.all()._raw_delete("default")
         return self.run_pass(new=self.queues)
@@ -136,13 +134,9 @@ class GuardedByFigures(Guarded):
     """A vhost that is guarded by the lengths of the Prometheus endpoint, which lag."""
 
     def change(self) -> None:
-        """Publish messages, and wait until the endpoint shows them."""
         super().change()
-        deadline = time.monotonic() + load.TIMEOUT_SECONDS
-        while (shown := self._shown()) != self.messages:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the endpoint shows {shown} messages, not {self.messages}")
-            time.sleep(0.2)
+        if not happens(lambda: self._shown() == self.messages, load.TIMEOUT_SECONDS):
+            raise TimeoutError(f"the endpoint shows {self._shown()} messages, not {self.messages}")
 
     def run_pass(self, new: int = 0, changed: int = 0) -> float:
         """Return the seconds of a pass that uses the figures, because the last list is old enough."""

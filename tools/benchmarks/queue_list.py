@@ -22,7 +22,6 @@ MAX_MILLISECONDS = 100
 
 
 def queue_list() -> list[Figure]:
-    """Measure the 95th percentiles of requests."""
     owner, operator = _fill()
     settings.ALLOWED_HOSTS = ["testserver"]
     return [*_visit("an owner", owner), *_visit("an operator", operator, refresh=True)]

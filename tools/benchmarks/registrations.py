@@ -48,14 +48,11 @@ class Wanted(NamedTuple):
 
 
 class Client:
-    """A persistent connection to a server."""
-
     def __init__(self, port: int, authorization: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=30)
         self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
 
     def send(self, method: str, path: str, body: bytes, status: int) -> float:
-        """Send a request, check the status, and return the milliseconds."""
         began = time.perf_counter()
         self._connection.request(method, path, body, self._headers)
         answer = self._connection.getresponse()
@@ -76,11 +73,9 @@ class Agents:
         self._presented = PresentedToken(*made)
 
     def subscribe(self) -> EventSubscription:
-        """Create a subscription with its login."""
         return create_subscription(self._owner, self._presented)
 
     def wanted(self, subscription: EventSubscription, queues: int) -> list[Wanted]:
-        """Return new queues for this subscription."""
         path = f"/api/event-subscriptions/{subscription.uuid.hex}/create_queue/"
         wanted: list[Wanted] = []
         while len(wanted) < queues:
@@ -93,12 +88,10 @@ class Agents:
         return wanted
 
     def api(self) -> Client:
-        """Return a client of the REST API with the token."""
         return Client(self._port, f"Token {self._presented.key}")
 
 
 def broker_client() -> Client:
-    """Return a client of the management API."""
     url = urlsplit(settings.RABBITMQ_MANAGEMENT_URL)
     assert url.port is not None
     credentials = f"{unquote(url.username or '')}:{unquote(url.password or '')}".encode()
@@ -168,11 +161,9 @@ def eight_at_once(agents: Agents) -> tuple[list[float], list[float]]:
 
 
 def put(bare: Client, one: Wanted, status: int) -> float:
-    """Declare a queue with a bare request, and return the milliseconds."""
     return bare.send("PUT", f"/api/queues/{one.vhost}/{one.name}", DECLARED, status)
 
 
 def delete(one: Wanted) -> None:
-    """Delete a queue from the broker."""
     with broker.session(one.vhost) as session:
         session.delete_queue(one.name)

@@ -12,6 +12,7 @@ from tools.benchmarks import load
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.running import size
 from tools.mail import Mail
+from tools.processes import happens
 from tools.redis import PrivateRedis
 
 QUEUES = size(10_000, 400)
@@ -29,13 +30,10 @@ TIMEOUT_SECONDS = 120.0
 
 
 class Mails:
-    """The mails that came, with their monotonic times."""
-
     def __init__(self) -> None:
         self._came: list[tuple[float, Mail]] = []
 
     def note(self, mail: Mail) -> None:
-        """Record a mail in the server's thread."""
         self._came.append((time.monotonic(), mail))
 
     def wait(self, kind: str) -> dict[str, float]:
@@ -71,11 +69,8 @@ def warned() -> list[Figure]:
         load.guardian({**SETTINGS, "CELERY_BROKER_URL": redis.url}, workers=1, on_mail=mails.note) as stack,
     ):
         assert stack.mail is not None
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while Queue.objects.count() < QUEUES:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no pass within {TIMEOUT_SECONDS:.0f} s")
-            time.sleep(0.1)
+        if not happens(lambda: Queue.objects.count() == QUEUES, TIMEOUT_SECONDS):
+            raise TimeoutError(f"no pass within {TIMEOUT_SECONDS:.0f} s")
         began = time.monotonic()
         for number in range(-1, ROUNDS):  # the first warms up
             load.publish_one_each("/", names)

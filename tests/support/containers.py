@@ -19,7 +19,7 @@ from typing import IO, Self
 
 from tools.processes import StartError, end, lock_directory, spawn, tail
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "var" / "docker"
 ROOT = FOLDER / "root"
 RABBITMQ = {"4.0": ROOT, "4.3": PROJECT / "var" / "rabbitmq-4.3" / "root"}
@@ -109,7 +109,6 @@ class DockerMachine:
         self.stop()
 
     def _copy_project(self) -> None:
-        """Copy what a clone of the project has."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=PROJECT,
@@ -182,7 +181,6 @@ class DockerMachine:
         self.run("docker", "build", "--quiet", "--target", target, "--tag", name, *options, "/images")
 
     def use_rabbitmq(self, series: str) -> None:
-        """Make the stand-in for RabbitMQ's image one of this series."""
         base = "base"
         if series != "4.0":
             base = f"rabbitmq-{series}"
@@ -206,7 +204,6 @@ class DockerMachine:
     def attempt(
         self, *command: str, stdin: IO[bytes] | None = None, environment: dict[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a command in the project's folder, and return its outcome."""
         entered = ["nsenter", "--target", str(self._pid), "--mount", "--net", "--pid", "--ipc", "--uts", "--root"]
         return subprocess.run(
             [*entered, "env", "--chdir=/guardian", *command],
@@ -236,7 +233,6 @@ class DockerMachine:
             os.close(own)
 
     def stop(self) -> None:
-        """Stop Docker with all containers, and delete the copy of the project."""
         if self._process is not None:
             if self._pid:
                 with suppress(CommandFailed, subprocess.TimeoutExpired):
