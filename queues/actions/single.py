@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
 
-IN_USE = "Guardian or another person is deleting or purging the queue, or moving its messages. Try again in a minute."
+IN_USE = "Guardian or another person is deleting, purging or moving the queue's messages. Try again in two minutes."
 
 
 class Gone(Refusal):
@@ -327,9 +327,6 @@ def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
                 "The broker doesn't list the queue at the moment. If it is gone, its page says so after the next few "
                 "lists. If not, its node is down: try again when the node is up."
             ) from error
-        if isinstance(error, InUse):
-            text = "Another request is deleting, purging or moving the queue's messages. Try again in two minutes."
-            raise Refusal(text, status=HTTPStatus.CONFLICT) from error
         raise
 
 

@@ -18,6 +18,7 @@ from guardian_store._ids import TICKS_PER_SECOND, Place, place
 from message_store import queues, tasks
 from message_store import store as stores
 from message_store.cassandra.cluster import ClusterClock
+from message_store.database import dialects
 from message_store.database import store as database
 from message_store.database.dialects import DIALECTS
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow

@@ -8,7 +8,6 @@ from accounts.models import Owner
 from notifications import preferences
 from notifications.models import Channel
 from queues.actions import single
-from queues.guard import destroying
 from queues.models import Queue, QueueSample, Watch
 from tests.support.api import Program
 from tests.support.toolbox import call_before, stored_queue, wait_until
@@ -130,12 +129,6 @@ def test_deleting_or_purging_a_vanished_queue_answers_404(alice, real, managemen
     management.delete_queue(vhost, real.name)
     answer = Program(alice).send(method, f"queues/{real.uuid}/{path}")
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
-
-
-def test_purging_a_queue_that_is_being_deleted_answers_409(alice, real, vhost):
-    with destroying.lock_messages(vhost, real.name):
-        answer = Program(alice).post(f"queues/{real.uuid}/purge/")
-    assert (answer.status_code, answer.json()["detail"][:27]) == (409, "Another request is deleting")
 
 
 @pytest.mark.parametrize(
