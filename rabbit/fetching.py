@@ -255,7 +255,9 @@ class Fetch:
         if self._arrived:
             yield self._batch()  # before the cancel: while the caller stores it, the consumer notices a deletion
         if self.fetched < prefetched or not self._is_classic:
-            self.cancel()  # otherwise it gets no more messages, and still notices a deletion
+            self.cancel()
+        else:
+            self.declare_passively()  # the consumer gets no more messages, and still notices a deletion
 
     def _get_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches fetched with basic.get, which works beside an exclusive or a single active consumer."""

@@ -66,7 +66,6 @@ PASSED_OVER = "a quorum queue with x-single-active-consumer gives its messages t
 FETCH_PAUSED = (
     "they were fetched and returned less than an hour ago, and the broker drops messages that are returned too often"
 )
-
 RETURN_TIME = timedelta(minutes=2)
 """RabbitMQ 4.3 returns the messages of a consumer 60 s after its node was lost."""
 
@@ -211,7 +210,8 @@ class _Attempt:
             if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
                 raise NotSent("its messages were returned to it by another request")
             found = declared.get("type", target.type), declared.get("auto_delete", target.is_auto_delete)
-            if target.reason == Archive.Reason.LENGTH and found != (target.type, target.is_auto_delete):
+            is_known = target.reason == Archive.Reason.LENGTH and target.type != UNKNOWN_TYPE
+            if is_known and found != (target.type, target.is_auto_delete):
                 raise NotSent("it was deleted and declared again in another way")
             attempts = _attempts(before, now)
             unfinished = unfinished_archives(target.vhost, target.name)
