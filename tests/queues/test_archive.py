@@ -16,6 +16,7 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from core import broker as core_broker
 from core import locks
+from core.leases import LEASE_SECONDS
 from core.models import Lease
 from notifications.models import Notification
 from queues.actions import peek, single
@@ -394,7 +395,7 @@ def test_the_lock_of_a_queue_is_renewed_while_its_messages_are_fetched(amqp, del
     batches = []
 
     def renewed_since_the_last_batch():
-        assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=locks.lock_seconds() - 30)).exists()
+        assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=LEASE_SECONDS - 30)).exists()
         Lease.objects.update(expires_at=Now() + timedelta(seconds=30))
         batches.append(1)
 
