@@ -8,7 +8,7 @@ from tests.support.plugin import ROOT
 
 FOR_OPERATORS = re.compile(
     r"(core/(broker|checks)|message_store/(cassandra/\w+|management/commands/\w+)|queues/admin|queues/guard/monitor|"
-    r"queues/mails/about_broker|rabbit/publishing|status/.+)\.py"
+    r"queues/mails/about_broker|rabbit/prometheus|rabbit/publishing|status/.+)\.py"
 )
 """Modules whose texts only operators see. ``core/rest.py`` replaces those of an unavailable broker."""
 
