@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 # Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
 
-IN_USE = "Guardian or another person is deleting, purging or moving the queue's messages. Try again in two minutes."
+IN_USE = "Guardian or another person is deleting, purging or moving messages of this queue. Try again in two minutes."
 
 
 class Gone(Refusal):
