@@ -132,9 +132,9 @@ def _outdated_states(*, settled: bool) -> list[str]:
             continue  # the queues of a removed Pulse user start anew, without a notification
         for operator in audience.operators():
             told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None, now))
-            is_about_this_one = told.created >= queue.first_seen  # not the one that a person deleted earlier
-            is_told_warned = is_about_this_one and told.kind in WARNINGS and told.state == Queue.State.WARNED
-            if is_told_warned != (queue.notified_state == Queue.State.WARNED):
+            is_told_warned = told.kind in WARNINGS and told.state == Queue.State.WARNED
+            may_start_anew = queue.notified_state == Queue.State.OK and told.created < queue.first_seen
+            if is_told_warned != (queue.notified_state == Queue.State.WARNED) and not may_start_anew:
                 wrong.append(
                     f"the notified state of {queue} is {queue.notified_state}, "
                     f"but {operator}'s last notification is {told.kind}"
