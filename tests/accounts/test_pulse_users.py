@@ -654,6 +654,13 @@ def test_the_token_of_a_removed_address_is_invalid(alice, time_machine):
     assert NotificationAddress.objects.get().confirmed_at is None
 
 
+def test_a_cut_token_confirms_nothing(pulse_user, alice):
+    good = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+    with pytest.raises(BadSignature):
+        confirm_address(good[:-1])
+    assert NotificationAddress.objects.get().confirmed_at is None
+
+
 def test_a_confirmation_token_expires_after_seven_days(pulse_user, alice, time_machine):
     began = timezone.now()
     token = confirmation_token(add_address(pulse_user, "team@example.org", alice))
