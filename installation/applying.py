@@ -47,7 +47,7 @@ from rabbit.threads import ContextThreadPool
 
 THREADS = 4
 BATCH = 10
-"""Changes that a thread carries out with one connection to the database."""
+"""Pulse users that a thread changes with one connection to the database."""
 
 RENEW_SECONDS = 10.0
 """The longest wait for threads between two looks at the lease."""
@@ -89,8 +89,8 @@ class Applier:
         with by, recording_creations(), ContextThreadPool(THREADS) as pool:
             try:
                 for is_of_pulse_users, group in groupby(plan.changes, lambda one: one.kind is Kind.PULSE_USER):
-                    changes = list(group)
-                    batches = [changes[start : start + BATCH] for start in range(0, len(changes), BATCH)]
+                    changes, size = list(group), BATCH if is_of_pulse_users else 1
+                    batches = [changes[start : start + size] for start in range(0, len(changes), size)]
                     for at_once in [batches] if is_of_pulse_users else [[batch] for batch in batches]:
                         lease.renew()
                         waiting = {pool.submit(self._try_each, batch) for batch in at_once}

@@ -41,9 +41,9 @@ def form_data(request: OwnersRequest) -> QueryDict | None:
 
 
 def uuids_in(text: str) -> list[UUID]:
-    """Return the UUIDs in a text, which may be a UUID or the name of an agent's queue. Other words are ignored."""
+    """Return the UUIDs among the first words of a text, which are UUIDs or names of agents' queues."""
     found = []
-    for word in text.replace("_", " ").split():
+    for word in text.replace("_", " ").split()[:PER_PAGE]:
         try:
             found.append(UUID(word))
         except ValueError:

@@ -60,7 +60,8 @@ def reconcile_logins(
     elif lease is None:
         report.users = len(unused)
     elif not report.brake_held:
-        report.users = carry_out(report, [Removal(kind=Removal.Kind.USER, name=name) for name in unused], lease)
+        for removed in carry_out(report, [Removal(kind=Removal.Kind.USER, name=name) for name in unused], lease):
+            report.users += removed
 
 
 class _Login(NamedTuple):

@@ -190,15 +190,17 @@ def _new_notices(report: Report) -> Iterator[Notice]:
             yield Notice(kinds.ORPHANS_IN_USE, facts)
 
 
-def carry_out(report: Report, what: Sequence[Removal], lease: HeldLease) -> int:
-    """Record these removals, then carry them out, in batches. Return how many succeeded. A crash keeps the records."""
-    removed = 0
+def carry_out(report: Report, what: Sequence[Removal], lease: HeldLease) -> Iterator[int]:
+    """Record these removals, then carry them out, in batches. A crash keeps the records.
+
+    Yield after each batch how many succeeded, so that the caller counts them even if the lease is lost later.
+    """
     for batch in batches(what):
         with transaction.atomic():
             lease.renew()
             ids = removals.reserve(batch)
         outcome = removals.run(ids)
-        removed += outcome.removed
+        yield outcome.removed
         for name in outcome.kept:
             report.add_kept(name)
         for error in outcome.errors:
@@ -206,7 +208,6 @@ def carry_out(report: Report, what: Sequence[Removal], lease: HeldLease) -> int:
         if outcome.unreachable:
             report.away = True
             break
-    return removed
 
 
 def queue_as_json(name: QueueName) -> dict[str, str]:

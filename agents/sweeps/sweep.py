@@ -81,7 +81,8 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     else:
         kind = Removal.Kind.QUEUE
         what = [Removal(kind=kind, vhost=vhost, name=name, if_unused=not force) for vhost, name in names]
-        report.deleted = carry_out(report, what, lease)
+        for removed in carry_out(report, what, lease):
+            report.deleted += removed
     if not report.away:
         owners = Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in without_dlq])
         repaired = repair([*owners, *missing], view.management, lease)

@@ -57,21 +57,21 @@ def enqueue_weekly_summaries() -> int:
     An owner without queues and events gets none until the next week.
     """
     now = timezone.now()
-    due = [owner.pk for owner in Owner.objects.filter(SUBSCRIBERS).order_by("id") if is_due(owner, now)]
-    enqueued = sum(_enqueue(key, now) for key in due)
+    due = [owner for owner in Owner.objects.filter(SUBSCRIBERS).order_by("id") if is_due(owner, now)]
+    enqueued = sum(_enqueue(owner, now) for owner in due)
     if enqueued:
         enqueue.wake(enqueued)
     return enqueued
 
 
-def _enqueue(key: int, now: datetime) -> int:
+def _enqueue(found: Owner, now: datetime) -> int:
+    week = _week(found, now)
     with transaction.atomic():
         # If two processes run this, the second waits for this lock and then finds no summary due.
-        owner = Owner.objects.select_for_update().filter(SUBSCRIBERS, pk=key).first()
+        owner = Owner.objects.select_for_update().filter(SUBSCRIBERS, pk=found.pk).first()
         if owner is None or not is_due(owner, now):
             return 0
-        Owner.objects.filter(pk=key).update(weekly_summary_at=now)
-        week = _week(owner, now)
+        Owner.objects.filter(pk=owner.pk).update(weekly_summary_at=now)
         if not week["queues"] and not week["happened"]:
             return 0
         later = deferred_until(owner.quiet_from, owner.quiet_until, owner.time_zone, now)

@@ -15,7 +15,6 @@ from queues.actions import selected, single
 from queues.models import Queue
 from queues.pages.forms import LimitsForm
 from queues.pages.notices import mute
-from queues.pages.queue_list import ROWS
 from queues.pages.visitors import Request, signed_in
 
 DONE = {"delete": "deleted", "purge": "purged"}
@@ -28,8 +27,7 @@ def queues_selected(request: Request) -> HttpResponse:
     """Delete, purge, mute or limit the selected queues. The pressed button selects the action."""
     if request.method != "POST":
         return redirect("queues")
-    uuids = [uuid for text in request.POST.getlist("uuid")[:ROWS] for uuid in uuids_in(text)]
-    queues = selected.find(request.user, uuids)
+    queues = selected.find(request.user, uuids_in(" ".join(request.POST.getlist("uuid"))))
     action = request.POST.get("action", "")
     if not queues:
         messages.warning(request, "Select queues in the list first.")

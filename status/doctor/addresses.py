@@ -34,7 +34,7 @@ def check_amqp() -> Findings:
         server = checkup.server_properties(url)
         vhosts = (pass_run.guarded_vhosts(agents_on_broker()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
         refused = {vhost: reason for vhost in vhosts if (reason := _refused(url, vhost))}
-    except (OSError, BrokerUnavailable) as error:
+    except OSError as error:
         advice = "Check RABBIT_URL, its port (5672, or 5671 for amqps) and the firewall. Events can't be published."
         yield Finding(name, Status.PROBLEM, f"it does not answer: {error or 'no answer in time'}", advice)
         return
@@ -46,7 +46,8 @@ def check_amqp() -> Findings:
             if CONNECTION_LIMIT in reason
             else "Delete queues, or raise this limit with rabbitmqctl set_vhost_limits: agents can't register any."
             if QUEUE_LIMIT in reason
-            else "Check the user, the password in RABBIT_URL and its permissions. Guardian needs all permissions there."
+            else "Check that the vhost is up, and check the user, the password in RABBIT_URL and its permissions: "
+            "Guardian needs all permissions there."
         )
         yield Finding(
             name, Status.PROBLEM, f"Guardian can't declare queues in {quoted_names(refused)}: {reason}", advice
@@ -130,7 +131,7 @@ def _refused(url: str, vhost: str) -> str:
     """Return why Guardian can't declare or delete a queue in a vhost, or "" if it can."""
     try:
         checkup.check_vhost(url, vhost)
-    except (Refused, NotOnBroker) as error:
+    except (Refused, NotOnBroker, BrokerUnavailable) as error:  # the address answered, so the vhost may be down
         return str(error)
     return ""
 

@@ -4,7 +4,6 @@ import json
 import time
 import uuid
 from datetime import timedelta
-from functools import partial
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -21,7 +20,7 @@ from queues.models import QueueEvent
 from rabbit import arguments
 from rabbit.errors import BrokerUnavailable
 from rabbit.management import Management
-from rabbit.publishing import OutcomeUnknown, Publisher
+from rabbit.publishing import OutcomeUnknown
 from tests.conftest import Amqp
 from tests.support.api import Program
 from tests.support.toolbox import in_parallel, memory_alarm, queue_lengths, stored_queue, wait_until_equal
@@ -329,15 +328,15 @@ def test_without_the_broker_nothing_is_published_or_counted(create_subscription_
 
 
 @pytest.fixture
-def set_timeouts(monkeypatch):
-    """Return a function that lets Guardian publish with these timeouts."""
+def new_publisher():
+    """Let the test publish without the connections of earlier ones."""
     broker._publisher.cache_clear()
-    yield lambda **timeouts: monkeypatch.setattr(broker, "Publisher", partial(Publisher, **timeouts))
+    yield
     broker._publisher.cache_clear()
 
 
 def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
-    guarded_node, create_subscription_queue, offering, alice, set_timeouts
+    guarded_node, create_subscription_queue, offering, new_publisher, monkeypatch
 ):
     management = Management(guarded_node.management_url)
     for name in ("one", "hung"):
@@ -345,7 +344,7 @@ def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
     for name in ("one", "hung", "gone"):
         create_subscription_queue(name, there=False, vhost="/")
     given = uuid.uuid4()
-    set_timeouts(seconds=1)
+    monkeypatch.setattr("rabbit.publishing.CALL_SECONDS", 1)
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     guarded_node.eval(f"sys:suspend({pid}).")
     began = time.monotonic()
@@ -359,9 +358,9 @@ def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
 
 
 def test_during_a_memory_alarm_the_outcome_is_unknown_within_the_timeout(
-    guarded_node, create_subscription_queue, offering, set_timeouts
+    guarded_node, create_subscription_queue, offering, new_publisher, monkeypatch
 ):
-    set_timeouts(blocked_seconds=0.5)
+    monkeypatch.setattr("rabbit.publishing.BLOCKED_SECONDS", 0.5)
     Management(guarded_node.management_url).declare_queue("/", "one")
     create_subscription_queue("one", there=False, vhost="/")
     assert publish(offering, "order", {}).delivered == 1

@@ -13,7 +13,7 @@ from accounts.models import AuthToken, PulseUser
 from agents import tasks
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, SubscriptionQueue, Sweep
 from agents.registration import queues, records
-from agents.sweeps import stale, sweep
+from agents.sweeps import reports, stale, sweep
 from agents.sweeps.stale import clean_up_stale
 from agents.sweeps.sweep import sweep_orphans
 from core import locks, removals
@@ -500,6 +500,16 @@ def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
     assert (report.given_up, report.deleted) == (True, 0)
     assert "subscription_orphan" in agent.names
     assert "expired while it was in use" in Sweep.objects.get().errors[0]
+
+
+def test_a_sweep_that_loses_its_lease_between_two_batches_reports_what_it_deleted(agent, monkeypatch):
+    monkeypatch.setattr(reports, "BATCH_SIZE", 1)
+    for number in range(2):
+        agent.orphan(f"subscription_{number}")
+    past = timezone.now() - timedelta(seconds=1)
+    call_after(monkeypatch, removals, "run", lambda: Lease.objects.update(expires_at=past))
+    assert sweep_orphans().given_up
+    assert Sweep.objects.get().deleted == 1
 
 
 @pytest.mark.parametrize("do", [sweep_orphans, clean_up_stale])

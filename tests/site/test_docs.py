@@ -13,6 +13,7 @@ import tomllib
 from io import StringIO
 from pathlib import Path
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 import pytest
@@ -467,7 +468,7 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
     assert (consumer.queue_name, consumer.object_types) == (consumer_queue, ["order", "resource"])
     published = publishing.publish(offering, "order", {"order_uuid": "17"})
     assert published.delivered == 1
-    publishing.publish(offering, "order", {"order_uuid": "17"}, message_id=published.message_id)
+    publishing.publish(offering, "order", {"order_uuid": "17"}, message_id=UUID(published.message_id))
     publishing.publish(offering, "user_role", {"of": "nobody"})
     publishing.publish(offering, "resource", {"resource_uuid": "18"})
     first, second = lines.get(timeout=30), lines.get(timeout=30)

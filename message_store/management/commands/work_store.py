@@ -1,6 +1,7 @@
 from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -26,7 +27,7 @@ from message_store.worker import StoreTransport
 
 T = TypeVar("T")
 
-INVALID_ARGUMENT = 2
+_invalid = partial(CommandError, returncode=2)
 FAILURES = {"log": log_failure, "keep": keep_failure}
 
 
@@ -88,14 +89,20 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        # Not in the "try": an error of their modules keeps its traceback.
+        job = _load(options["job"])
+        context = _load(options["context"]) if options["context"] else nullcontext
+        failure = FAILURES.get(options["failure"]) or _load(options["failure"])
         try:
-            worker = _worker(options)
+            worker = _worker(options, job, context, failure)
         except ValueError as error:
-            raise CommandError(str(error), returncode=INVALID_ARGUMENT) from error
+            raise _invalid(str(error)) from error
         worker.run_until_signal()
 
 
-def _worker(options: dict[str, Any]) -> Worker:
+def _worker(
+    options: dict[str, Any], job: Callable[..., Any], context: Callable[..., Any], failure: Callable[..., Any]
+) -> Worker:
     application, names = options["application"], options["queues"] or ()
     consumer = options["consumer"] or options["job"].rpartition(":")[2]
     if not 1 <= options["batch"] <= queues.MAX_READ:
@@ -116,12 +123,12 @@ def _worker(options: dict[str, Any]) -> Worker:
         sharing = ZooKeeper(settings.ZOOKEEPER_HOSTS, options["lease"])
     return Worker(
         consumer,
-        _load(options["job"]),
+        job,
         StoreTransport(application),
         queues=names,
         sharing=sharing,
-        context=_load(options["context"]) if options["context"] else nullcontext,
-        failure=FAILURES.get(options["failure"]) or _load(options["failure"]),
+        context=context,
+        failure=failure,
         batch=options["batch"],
         polls_per_second=options["polls"],
     )
@@ -144,11 +151,11 @@ def _partition(pin: str) -> Partition:
 def _load(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not module or not name:
-        raise ValueError(f"{path!r} is not of the form MODULE:FUNCTION, such as orders.work:ship")
+        raise _invalid(f"{path!r} is not of the form MODULE:FUNCTION, such as orders.work:ship")
     try:
         found: Callable[..., Any] = import_string(f"{module}.{name}")
     except ImportError as error:
-        raise ValueError(f"{path!r} can't be imported: {error}") from error
+        raise _invalid(f"{path!r} can't be imported: {error}") from error
     if not callable(found):
-        raise ValueError(f"{path!r} is not a function")
+        raise _invalid(f"{path!r} is not a function")
     return found

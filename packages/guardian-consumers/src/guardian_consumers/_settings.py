@@ -75,7 +75,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         _ = self.names, self.addresses
-        if self.prefetch not in (PREFETCHES if isinstance(self.prefetch, str) else range(1, 65536)):
+        if self.prefetch not in (range(1, 65536) if isinstance(self.prefetch, int) else PREFETCHES):
             raise SettingsError("RABBIT_PREFETCH must be young, grown, growing or a number from 1 to 65535")
         if self.threads is not None and self.threads < 1:
             raise SettingsError("RABBIT_THREADS must be a number from 1")
