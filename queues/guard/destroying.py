@@ -45,7 +45,7 @@ from queues.models import Archive, Queue
 from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
-from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
+from rabbit.arguments import CLASSIC, QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.fetching import Bounds, Fetch
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
@@ -314,10 +314,10 @@ def delete_queue(
                 require_permission(session.user, target.vhost, target.name)
             attempt.archive(depth)
             held = _held(attempt, limit, depth) if limit is not None else 0
+            if limit is not None and attempt.fetch.misses_deletion:
+                _require_same_queue(attempt)
             renew_lock()
             before_delete()
-            if limit is not None and attempt.fetch.has_polled:
-                _require_same_queue(attempt)
             if limit is not None and attempt.fetch.fetched + (ready := _declare_again(attempt)) + held <= limit:
                 attempt.call_off()
                 raise WithinLimit(attempt.fetch.fetched + ready, held)
@@ -371,7 +371,7 @@ def _require_same_queue(attempt: _Attempt) -> None:
 def _list_again(attempt: _Attempt) -> ListedQueue | None:
     """Return the queue as the broker lists it now, or None if it does not list it."""
     fetch, target = attempt.fetch, attempt.target
-    if target.type == QUORUM:
+    if target.type != CLASSIC:
         listed_from = fetch.last_arrival + QUORUM_TICK_SECONDS
         while (seconds := listed_from - time.monotonic()) > 0:
             time.sleep(min(1.0, seconds))

@@ -497,6 +497,19 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messag
     assert not Archive.objects.filter(state="kept").exists()
 
 
+def test_a_queue_declared_again_after_its_archive_failed_stays(amqp, delete, monkeypatch):
+    amqp.queue(NAME, 12)
+
+    def declare_again():
+        amqp.channel.queue_delete(NAME)
+        amqp.queue(NAME, 3)
+
+    call_after(monkeypatch, Fetch, "cancel", declare_again)
+    with raising(destroying, "store_batch", writing.TooLarge), pytest.raises(NotSent):
+        delete(10)
+    assert amqp.ready(NAME) == 3
+
+
 @pytest.mark.parametrize("declared", [{"arguments": {"x-queue-type": "quorum"}}, {"auto_delete": True}], ids=str)
 def test_a_queue_declared_again_in_another_way_before_it_is_archived_stays(amqp, guarded, declared, monkeypatch):
     amqp.queue(NAME, 11)
