@@ -9,6 +9,7 @@ from rabbit import deadline
 from rabbit.errors import BrokerError, Refused
 from rabbit.permissions import NO_ACCESS, allows
 from rabbit.policies import delivery_limit
+from rabbit.snapshot import UNKNOWN_TYPE, type_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ def definition_of(vhost: str, name: str) -> dict[str, Any]:
             management = broker.management()
             row = management.queue_arguments(vhost, name)
             arguments = row.get("arguments")
-            found = {column: row.get(column) for column in ("type", "durable", "auto_delete")}
+            found = {column: row.get(column) for column in ("durable", "auto_delete")}
+            found["type"] = None if type_of(row) == UNKNOWN_TYPE else type_of(row)
             found["arguments"] = arguments if isinstance(arguments, dict) else {}
             bindings = management.queue_bindings(vhost, name)
     except BrokerError as error:  # also a name that is invalid in a URL

@@ -32,7 +32,7 @@ from queues.archives import writing
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, recording, registered
 from queues.guard.deleter_threads import deleter_threads, end_thread, keep_connection
-from queues.guard.destroying import InUse, NotSent, Target, WithinLimit
+from queues.guard.destroying import DeclaredAgain, InUse, NotSent, Target, WithinLimit
 from queues.guard.earlier_settings import is_another_broker
 from queues.guard.facts import Facts
 from queues.guard.pass_run import rules
@@ -294,7 +294,7 @@ class _Run:
             return Result(queue, limits)
         except BrokerError as error:
             # An earlier request may still be carried out after one that was not sent.
-            sent_at = None if isinstance(error, Refused) else queue.delete_sent_at
+            sent_at = None if isinstance(error, Refused | DeclaredAgain) else queue.delete_sent_at
             return Result(
                 queue._replace(delete_sent_at=sent_at),
                 limits,

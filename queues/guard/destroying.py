@@ -104,6 +104,10 @@ class InUse(NotSent):
     """Another request is deleting or purging the queue, or moving its messages."""
 
 
+class DeclaredAgain(NotSent):
+    """Another queue has the name, so an earlier request to delete the queue has had its effect."""
+
+
 class WithinLimit(Exception):
     """The queue is within its limit, and keeps all its messages: ``ready``, and about ``held`` by its consumers."""
 
@@ -200,23 +204,25 @@ class _Attempt:
     def _begin(self) -> Archive | None:
         """Count this attempt, and return a new, open archive instead of the unfinished one, or None after the last.
 
-        Raise NotSent if the messages were returned since the pass decided to fetch them.
+        Raise NotSent if the messages were returned since the pass decided to fetch them, or the queue is another one.
         """
         target, now = self.target, timezone.now()
         declared = definition_of(target.vhost, target.name)
+        unfinished = unfinished_archives(target.vhost, target.name)
+        # From a deletion with an unknown outcome. A client may have declared the queue again.
+        fetched = unfinished.filter(state=Archive.State.FETCHED)
+        found = declared.get("type") or target.type, declared.get("auto_delete", target.is_auto_delete)
+        is_known = target.reason == Archive.Reason.LENGTH and target.type != UNKNOWN_TYPE
+        if is_known and found != (target.type, target.is_auto_delete):
+            fetched.update(state=Archive.State.KEPT)
+            raise DeclaredAgain("it was deleted and declared again in another way")
         with transaction.atomic():
             by = next(iter(lock_existing([target.by])), None) if target.by else None
             before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
             if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
                 raise NotSent("its messages were returned to it by another request")
-            found = declared.get("type", target.type), declared.get("auto_delete", target.is_auto_delete)
-            is_known = target.reason == Archive.Reason.LENGTH and target.type != UNKNOWN_TYPE
-            if is_known and found != (target.type, target.is_auto_delete):
-                raise NotSent("it was deleted and declared again in another way")
             attempts = _attempts(before, now)
-            unfinished = unfinished_archives(target.vhost, target.name)
-            # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again.
-            unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
+            fetched.update(state=Archive.State.KEPT)
             if attempts >= MAX_ATTEMPTS:
                 return None
             discard_unfinished(target.vhost, target.name)
