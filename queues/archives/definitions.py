@@ -1,13 +1,14 @@
 """What is asked about a queue before its messages are fetched: its definition, and whether Guardian may delete it."""
 
 import logging
+import re
 from http import HTTPStatus
 from typing import Any
 
 from core import broker
 from rabbit import deadline
 from rabbit.errors import BrokerError, Refused
-from rabbit.permissions import NO_ACCESS, allows
+from rabbit.permissions import allows
 from rabbit.policies import delivery_limit
 from rabbit.snapshot import UNKNOWN_TYPE, type_of
 
@@ -18,6 +19,10 @@ SECONDS = 2.0
 
 MAX_BINDINGS = 1_000
 """The bindings of a queue with more are not stored."""
+
+
+class NotPermitted(Refused):
+    """Guardian's RabbitMQ user may not delete the queue. No request to delete it was sent."""
 
 
 def definition_of(vhost: str, name: str) -> dict[str, Any]:
@@ -57,12 +62,16 @@ def quorum_queue(vhost: str, name: str) -> dict[str, Any]:
 
 
 def require_permission(user: str, vhost: str, name: str) -> None:
-    """Raise Refused if RabbitMQ knows that this user of its own may not delete a queue: fetching would be in vain."""
+    """Raise NotPermitted if RabbitMQ's own permissions of a user exclude deleting a queue: fetching would be in vain.
+
+    Return if this is uncertain. Then RabbitMQ refuses the deletion itself.
+    """
     try:
         with deadline.limit(SECONDS):
-            granted = broker.management().permissions_of(user).get(vhost, NO_ACCESS)
-    except BrokerError:  # such as a user in LDAP
+            granted = broker.management().permissions_of(user).get(vhost)
+        is_allowed = granted is None or allows(granted.configure, name)  # None: another backend authorizes it
+    except (BrokerError, re.error):  # such as a user in LDAP, or a pattern that only the broker's PCRE reads
         return
-    if not allows(granted.configure, name):
+    if not is_allowed:
         reason = f"access refused: '{user}' has no permission to delete '{name}'"
-        raise Refused(f"vhost '{vhost}': {reason}", status=HTTPStatus.FORBIDDEN, reason=reason)
+        raise NotPermitted(f"vhost '{vhost}': {reason}", status=HTTPStatus.FORBIDDEN, reason=reason)
