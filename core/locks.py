@@ -54,6 +54,8 @@ class Lock(HeldLease):
         for lock in list(_unreleased):
             _unreleased.discard(lock)
             lock.release()
+            if lock in _unreleased:  # the database is still down
+                break
         until = time.monotonic() + wait
         while not self.take():
             if time.monotonic() >= until:

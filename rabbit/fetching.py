@@ -99,8 +99,7 @@ class Fetch:
     An ``is_auto_delete`` queue is fetched with basic.get, because the broker would delete it with its last consumer.
     With a ``delivery_limit``, the broker drops a message that was delivered more often. ``has_exhausted``: it would
     drop a fetched one if that was returned. ``last_arrival`` is when the last message arrived, in monotonic time.
-    ``consumers`` is their number at the last passive declare. ``has_polled``: it was fetched with basic.get, so this
-    channel does not notice if the queue is deleted and declared again.
+    ``consumers`` is their number at the last passive declare.
     """
 
     def __init__(
@@ -125,7 +124,6 @@ class Fetch:
         self._is_quorum = queue_type == QUORUM
         self._is_auto_delete = is_auto_delete
         self.delivery_limit = delivery_limit
-        self.has_polled = False
         self._is_cancelled = False
         self._consumer = ""
         self._fetched_bytes = 0
@@ -147,6 +145,14 @@ class Fetch:
     @property
     def fetched(self) -> int:
         return self.kept + self.excess
+
+    @property
+    def misses_deletion(self) -> bool:
+        """Whether messages were fetched, and this channel does not notice if their queue is deleted and declared again.
+
+        An active consumer notices it, and a passive declare of a quorum queue.
+        """
+        return self.fetched > 0 and not self._consumer and not self._is_quorum
 
     @property
     def requeue_counts(self) -> bool:
@@ -261,7 +267,6 @@ class Fetch:
 
     def _get_batches(self, target: int, deadline: float) -> Iterator[list[Undecoded]]:
         """Yield batches fetched with basic.get, which works beside an exclusive or a single active consumer."""
-        self.has_polled = True
         while self._needs_more(target, deadline):
             message = self._request(lambda: self._channel.basic_get(self.name))
             if message is None:

@@ -193,7 +193,7 @@ def list_names(
     listed: list[ListedName] = []
     with closing(iter_lists(management, vhosts, NAMES_ONLY, unlisted, between_requests)) as given:
         for rows in given:
-            listed += [ListedName(row["vhost"], row["name"], _type(row), _is_exclusive(row)) for row in rows]
+            listed += [ListedName(row["vhost"], row["name"], type_of(row), _is_exclusive(row)) for row in rows]
     return listed, unlisted
 
 
@@ -374,11 +374,11 @@ def _messages(value: Any) -> int | None:
 
 def parse_row(row: dict[str, Any]) -> ListedQueue:
     """Return the queue in a row of the management API. All columns but its name and vhost may be missing."""
-    has_length = _type(row) not in TYPES_WITHOUT_LENGTH
+    has_length = type_of(row) not in TYPES_WITHOUT_LENGTH
     return ListedQueue(
         vhost=row["vhost"],
         name=row["name"],
-        type=_type(row),
+        type=type_of(row),
         durable=bool(row.get("durable")),
         auto_delete=bool(row.get("auto_delete")),
         exclusive=_is_exclusive(row),
@@ -395,14 +395,15 @@ def with_type(queue: ListedQueue, type_: str) -> ListedQueue:
     return queue._replace(type=type_, exclusive=queue.exclusive or type_ == MQTT_QOS_0)
 
 
-def _type(row: dict[str, Any]) -> str:
+def type_of(row: dict[str, Any]) -> str:
+    """Return the queue type in a row of the management API, or ``UNKNOWN_TYPE``."""
     type_ = _text(row.get("type")) or UNKNOWN_TYPE
     return _MODULES.get(type_, type_)
 
 
 def _is_exclusive(row: dict[str, Any]) -> bool:
     # The cheapest list has no value for other types than classic.
-    return bool(row.get("exclusive")) or _type(row) == MQTT_QOS_0
+    return bool(row.get("exclusive")) or type_of(row) == MQTT_QOS_0
 
 
 def _text(value: Any) -> str:

@@ -29,10 +29,11 @@ from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
+from queues.archives.definitions import NotPermitted
 from queues.archives.outcomes import Removed
 from queues.guard import destroying, recording, registered
 from queues.guard.deleter_threads import deleter_threads, end_thread, keep_connection
-from queues.guard.destroying import InUse, NotSent, Target, WithinLimit
+from queues.guard.destroying import DeclaredAgain, InUse, NotSent, Target, WithinLimit
 from queues.guard.earlier_settings import is_another_broker
 from queues.guard.facts import Facts
 from queues.guard.pass_run import rules
@@ -294,9 +295,9 @@ class _Run:
             return Result(queue, limits)
         except BrokerError as error:
             # An earlier request may still be carried out after one that was not sent.
-            sent_at = None if isinstance(error, Refused) else queue.delete_sent_at
+            is_over = isinstance(error, Refused | DeclaredAgain) and not isinstance(error, NotPermitted)
             return Result(
-                queue._replace(delete_sent_at=sent_at),
+                queue._replace(delete_sent_at=None if is_over else queue.delete_sent_at),
                 limits,
                 is_warned=was_not_executed(error),
                 is_refused=was_not_executed(error) and (not isinstance(error, NotSent) or error.is_unreachable),

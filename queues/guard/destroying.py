@@ -45,7 +45,7 @@ from queues.models import Archive, Queue
 from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
-from rabbit.arguments import QUORUM, SINGLE_ACTIVE_CONSUMER
+from rabbit.arguments import CLASSIC, QUORUM, SINGLE_ACTIVE_CONSUMER
 from rabbit.errors import BrokerError, BrokerUnavailable, Refused
 from rabbit.fetching import Bounds, Fetch
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
@@ -102,6 +102,10 @@ class NotSent(BrokerUnavailable):
 
 class InUse(NotSent):
     """Another request is deleting or purging the queue, or moving its messages."""
+
+
+class DeclaredAgain(NotSent):
+    """Another queue has the name, so an earlier request to delete the queue has had its effect."""
 
 
 class WithinLimit(Exception):
@@ -200,23 +204,25 @@ class _Attempt:
     def _begin(self) -> Archive | None:
         """Count this attempt, and return a new, open archive instead of the unfinished one, or None after the last.
 
-        Raise NotSent if the messages were returned since the pass decided to fetch them.
+        Raise NotSent if the messages were returned since the pass decided to fetch them, or the queue is another one.
         """
         target, now = self.target, timezone.now()
         declared = definition_of(target.vhost, target.name)
+        unfinished = unfinished_archives(target.vhost, target.name)
+        # From a deletion with an unknown outcome. A client may have declared the queue again.
+        fetched = unfinished.filter(state=Archive.State.FETCHED)
+        found = declared.get("type") or target.type, declared.get("auto_delete", target.is_auto_delete)
+        is_known = target.reason == Archive.Reason.LENGTH and target.type != UNKNOWN_TYPE
+        if is_known and found != (target.type, target.is_auto_delete):
+            fetched.update(state=Archive.State.KEPT)
+            raise DeclaredAgain("it was deleted and declared again in another way")
         with transaction.atomic():
             by = next(iter(lock_existing([target.by])), None) if target.by else None
             before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
             if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
                 raise NotSent("its messages were returned to it by another request")
-            found = declared.get("type", target.type), declared.get("auto_delete", target.is_auto_delete)
-            is_known = target.reason == Archive.Reason.LENGTH and target.type != UNKNOWN_TYPE
-            if is_known and found != (target.type, target.is_auto_delete):
-                raise NotSent("it was deleted and declared again in another way")
             attempts = _attempts(before, now)
-            unfinished = unfinished_archives(target.vhost, target.name)
-            # A fetched one is from a deletion with an unknown outcome. A client may have declared the queue again.
-            unfinished.filter(state=Archive.State.FETCHED).update(state=Archive.State.KEPT)
+            fetched.update(state=Archive.State.KEPT)
             if attempts >= MAX_ATTEMPTS:
                 return None
             discard_unfinished(target.vhost, target.name)
@@ -314,10 +320,10 @@ def delete_queue(
                 require_permission(session.user, target.vhost, target.name)
             attempt.archive(depth)
             held = _held(attempt, limit, depth) if limit is not None else 0
+            if limit is not None and attempt.fetch.misses_deletion:
+                _require_same_queue(attempt)
             renew_lock()
             before_delete()
-            if limit is not None and attempt.fetch.has_polled:
-                _require_same_queue(attempt)
             if limit is not None and attempt.fetch.fetched + (ready := _declare_again(attempt)) + held <= limit:
                 attempt.call_off()
                 raise WithinLimit(attempt.fetch.fetched + ready, held)
@@ -371,7 +377,7 @@ def _require_same_queue(attempt: _Attempt) -> None:
 def _list_again(attempt: _Attempt) -> ListedQueue | None:
     """Return the queue as the broker lists it now, or None if it does not list it."""
     fetch, target = attempt.fetch, attempt.target
-    if target.type == QUORUM:
+    if target.type != CLASSIC:
         listed_from = fetch.last_arrival + QUORUM_TICK_SECONDS
         while (seconds := listed_from - time.monotonic()) > 0:
             time.sleep(min(1.0, seconds))

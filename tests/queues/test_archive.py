@@ -41,6 +41,7 @@ from tests.support.toolbox import (
     call_after,
     call_before,
     full_disk,
+    queue_lengths,
     queue_names,
     raising,
     sent,
@@ -497,17 +498,33 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messag
     assert not Archive.objects.filter(state="kept").exists()
 
 
+def test_a_queue_declared_again_after_its_archive_failed_stays(amqp, delete, monkeypatch):
+    amqp.queue(NAME, 12)
+
+    def declare_again():
+        amqp.channel.queue_delete(NAME)
+        amqp.queue(NAME, 3)
+
+    call_after(monkeypatch, Fetch, "cancel", declare_again)
+    with raising(destroying, "store_batch", writing.TooLarge), pytest.raises(NotSent):
+        delete(10)
+    assert amqp.ready(NAME) == 3
+
+
 @pytest.mark.parametrize("declared", [{"arguments": {"x-queue-type": "quorum"}}, {"auto_delete": True}], ids=str)
-def test_a_queue_declared_again_in_another_way_before_it_is_archived_stays(amqp, guarded, declared, monkeypatch):
+def test_a_queue_declared_again_in_another_way_is_archived_after_a_new_decision(amqp, guarded, declared, monkeypatch):
     amqp.queue(NAME, 11)
 
     def declare_again():
         amqp.channel.queue_delete(NAME)
         amqp.queue(NAME, 15, **declared)
+        Queue.objects.update(delete_sent_at=timezone.now() - timedelta(minutes=2))  # as after a lost answer
 
     once_after(monkeypatch, "the decision", declare_again)
     assert run_once().deleted == 0
-    assert queue_names(core_broker.management(), guarded) == {NAME}
+    wait_until_equal(lambda: queue_lengths(core_broker.management(), guarded), {NAME: 15})
+    assert run_once().deleted == 1
+    assert Archive.objects.get().messages == 15
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from notifications.models import Notification
 from queues import tasks
 from queues.actions import rates, single
 from queues.archives import reading, replay
+from queues.archives.definitions import require_permission
 from queues.guard import monitor, once
 from queues.models import Archive, Pass, Queue, Watch
 from queues.rules import charts
@@ -200,6 +201,9 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     with login_without_configure(management, guarded, broker) as settings.RABBIT_URL:
         amqp.queue("queue/alice/builds", 11)
         reports = [once.run_once() for _ in range(3)]
+        Queue.objects.update(delete_sent_at=timezone.now() - timedelta(minutes=1))
+        reports.append(once.run_once())
+    assert Queue.objects.get().delete_sent_at  # a request without an answer may still be carried out
     assert all("no permission to delete" in report.errors[0] for report in reports)
     assert sent("alice@example.org") == ["warning"]
     assert sent("ops@example.org") == ["warning", "refused"]
@@ -207,6 +211,14 @@ def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     settings.RABBIT_URL = broker.amqp_url
     assert once.run_once().deleted == 1
     assert Archive.objects.get().messages == 11
+
+
+@pytest.mark.parametrize("pattern", [r"\Qqueue/\E", None], ids=["only PCRE reads it", "another backend"])
+def test_a_permission_that_is_uncertain_is_left_to_the_broker(management, guarded, create_pulse_user, pattern):
+    user = create_pulse_user("deleter")
+    if pattern:
+        management.set_permissions(guarded, user, FULL_ACCESS._replace(configure=pattern))
+    require_permission(user, guarded, "queue/alice/builds")
 
 
 def test_a_deletion_that_is_refused_after_the_fetch_leaves_the_messages_and_no_archive(builds, amqp, monkeypatch):
