@@ -139,6 +139,10 @@ class Demo:
         """Call a function in another thread. Its error ends the demo."""
         self._running.append(self._threads.submit(do, *arguments))
 
+    def finished(self) -> list[bool]:
+        """Return for each thread whether it is done."""
+        return [one.done() for one in self._running]
+
     def expect(self, what: str, happened: Callable[[], bool]) -> None:
         """Wait until something has happened, and report it. Raises ExpectationFailed after ``STEP_SECONDS``."""
         deadline = time.monotonic() + STEP_SECONDS
@@ -328,6 +332,7 @@ def two_queues_are_deleted(demo: Demo, urls: dict[str, str]) -> None:
 
 def messages_come_back(demo: Demo, urls: dict[str, str]) -> None:
     """Show how the owner of a deleted queue restores it, and compare its messages with those that were sent."""
+    demo.expect("The publishers have sent their last messages, to no queue", lambda: all(demo.finished()))
     heading(f"{OWNER} brings the messages of {GROWING} back")
     say(f"With a token of {OWNER}, the REST API gives the archive of the deleted queue:")
     archive = demo.request(f"archives/?queue={quote(GROWING)}", method="GET")[0]
