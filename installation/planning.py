@@ -266,7 +266,7 @@ class _Planner:
             if key in self._kept or key not in self._state.created:
                 continue
             if why_not := self._why_not_removed(one):
-                self.notes.append(f"Not removed: {one.kind.value} {_name(one)}, {why_not}.")
+                self.notes.append(f"Not removed: {one.kind.value} {_name(one)}. {why_not}")
             elif one.values != DEFAULTS[Kind.QUEUE]:
                 removed.append(one)
         for one in removed:
@@ -276,7 +276,7 @@ class _Planner:
             name = _name(one)
             if one.kind is Kind.OWNER and (owned := still_own.get(one.key[0])):
                 self.notes.append(f"The owner {name} stays, as the owner of {', '.join(sorted(owned))}.")
-            elif not one.obstacle:
+            else:
                 limits = DEFAULTS[Kind.QUEUE] if one.kind is Kind.QUEUE else {}
                 reset = {field: value for field, value in limits.items() if value != one.values[field]}
                 self.changes.append(Change(Do.REMOVE, one.kind, one.key, name, one.values, reset, one.pk))
@@ -287,9 +287,9 @@ class _Planner:
         if one.kind is Kind.QUEUE and one.values == DEFAULTS[Kind.QUEUE]:
             return ""  # nothing is left to remove
         if not self._state.created[one.kind, one.key]:
-            return "because a person changed it since"
+            return "A person changed it since."
         has_queues = one.kind is Kind.APPLICATION and one.key[0] in self._state.with_queues
-        return "because it has queues" if has_queues else ""
+        return "It has queues." if has_queues else one.obstacle
 
 
 def _name(one: Present) -> str:

@@ -137,12 +137,12 @@ def test_prune_removes_only_what_apply_created_and_owners_last():
 
 NOT_PRUNED = [
     ("queues: [{pattern: queue/ci/.*, max_length: 9}]", {"created": [GONE_QUEUE]}, []),
-    ("", {"changed": [LONG]}, ["Not removed: limits of the queue queue/ci/long, because a person changed it since."]),
-    ("", {"changed": [BOB]}, ["Not removed: owner bob@example.org, because a person changed it since."]),
+    ("", {"changed": [LONG]}, ["Not removed: limits of the queue queue/ci/long. A person changed it since."]),
+    ("", {"changed": [BOB]}, ["Not removed: owner bob@example.org. A person changed it since."]),
     (
         "",
         {"created": [PELICAN], "with_queues": ["pelican"]},
-        ["Not removed: application pelican, because it has queues."],
+        ["Not removed: application pelican. It has queues."],
     ),
 ]
 
@@ -158,6 +158,16 @@ def test_prune_leaves_an_owner_who_owns_what_stays():
     found = plan("owners: {ops@example.org: {}}", prune=True, created=[ALICE])
     assert found.changes == []
     assert found.notes == ["The owner alice@example.org stays, as the owner of ci."]
+
+
+def test_prune_waits_with_an_owner_until_their_pulse_user_is_gone():
+    pulse_user = present(Kind.PULSE_USER, "going", owners=["bob@example.org"], obstacle="It is being removed.")
+    found = plan("owners: {ops@example.org: {}}", pulse_user, prune=True, created=[BOB, pulse_user])
+    assert found.changes == []
+    assert found.notes == [
+        "Not removed: Pulse user going. It is being removed.",
+        "The owner bob@example.org stays, as the owner of going.",
+    ]
 
 
 def test_a_file_without_owners_prunes_nothing():
