@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +23,10 @@ _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
-MAX_TEST_PROCESSES = 16
-_test_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % MAX_TEST_PROCESSES
-"""Parallel tests choose different ports, because a port seems free until the server on it listens."""
+_ports = os.open(Path(tempfile.gettempdir()) / f"guardian-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+"""A port seems free until the server on it listens, and while it is stopped: a lock of byte N reserves port N."""
 
-_reserved_ports: set[int] = set()  # returned by free_port, perhaps not yet in use
+_reserved_ports: set[int] = set()  # of this process, which its own locks do not keep out
 
 
 class StartError(Exception):
@@ -51,17 +51,19 @@ def lock_directory(directory: Path, trouble: str) -> IO[str]:
 def free_port(preferred: int | None = None) -> int:
     """Return a free TCP port of 127.0.0.1: the preferred one if possible.
 
-    Other ports are below the kernel's range for outgoing connections. So they stay free while the server on them is
-    stopped.
+    Other ports are below the kernel's range for outgoing connections. They are reserved until this process ends.
     """
     for attempt in range(1000):
         if preferred is not None and attempt == 0:
             port = preferred
         else:
-            # Not `random`, which tests seed equally in all processes.
-            port = 20_000 + secrets.randbelow(750) * MAX_TEST_PROCESSES + _test_process
+            port = 20_000 + secrets.randbelow(12_000)  # not `random`, which tests seed equally in all processes
             if port in _reserved_ports:
                 continue
+        try:
+            fcntl.lockf(_ports, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except OSError:  # another process has it
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
