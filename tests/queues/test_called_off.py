@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from notifications.models import Notification
 from queues.archives import reading, writing
-from queues.guard import destroying
+from queues.guard import deleter, destroying
 from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
@@ -214,3 +214,33 @@ def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
         assert jobs.found() == jobs.published
     else:
         assert (Archive.objects.get().messages, Archive.objects.get().held) == (60, 60)
+
+
+def test_a_message_that_returns_to_the_queue_right_before_the_deletion_counts_once(jobs, while_fetched, monkeypatch):
+    jobs.declare("classic")
+    jobs.fill(120)
+    tags = jobs.get(60)
+
+    def acknowledge():
+        while tags[35:]:
+            jobs.channel.basic_ack(tags.pop())
+
+    def requeue():
+        while tags:
+            jobs.channel.basic_nack(tags.pop())
+
+    while_fetched(acknowledge)
+    once_before(monkeypatch, "the announcement", requeue)
+    assert run_once().deleted == 0
+    assert jobs.found() == jobs.published
+
+
+def test_a_queue_whose_fetch_was_interrupted_is_judged_by_the_next_two_lists(jobs):
+    jobs.declare("quorum")
+    jobs.fill(LIMIT + 1)
+    with raising(destroying, "store_batch", Killed), pytest.raises(Killed):
+        run_once()
+    wait_until_equal(jobs.lengths, {NAME: LIMIT + 1})
+    jobs.fill(2 * LIMIT + 1)
+    assert deleter.run().deleted == 0
+    assert [run_once().deleted for _ in range(2)] == [0, 1]
