@@ -199,6 +199,8 @@ class _Attempt:
         elif archive is not None:
             discard_archive(archive)
         returned = {"attempted_at": now, "returned_at": now} if counts else {}
+        if self.attempts_before.get("fetch_attempts"):
+            returned.pop("attempted_at", None)  # an interrupted attempt is forgotten a day later
         self._write_attempts(self.attempts_before | returned)
 
     def _begin(self) -> Archive | None:
@@ -368,10 +370,7 @@ def _list_held(attempt: _Attempt, limit: int, ready: int) -> tuple[int, int] | N
 
 
 def _held(attempt: _Attempt, listed: tuple[int, int] | None, ready: int) -> int:
-    """Return about how many messages consumers hold, of those that were ``listed``.
-
-    Messages that they returned since the list count as ready.
-    """
+    """Return about how many of the ``listed`` messages consumers hold. Those that they returned since are ready."""
     if listed is None:
         return 0
     length, unacknowledged = listed

@@ -14,7 +14,16 @@ from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
 from tests.support.faults import once_before
-from tests.support.toolbox import Killed, broker_version, queue_lengths, raising, stored_queue, wait_until_equal
+from tests.support.proxy import Proxy
+from tests.support.toolbox import (
+    Killed,
+    broker_version,
+    call_before,
+    queue_lengths,
+    raising,
+    stored_queue,
+    wait_until_equal,
+)
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -150,6 +159,21 @@ def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs):
     assert jobs.found() == jobs.published
 
 
+def test_the_archive_of_a_message_without_a_delivery_left_is_kept_if_the_connection_is_lost(
+    jobs, while_fetched, broker, settings, monkeypatch
+):
+    jobs.declare("quorum", **{"x-delivery-limit": 1})
+    jobs.reject(1)
+    jobs.fill(LIMIT + 10)
+    while_fetched(lambda: jobs.consume(10))
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        call_before(monkeypatch, Fetch, "requeue", proxy.close_open)
+        assert run_once().deleted == 0
+    wait_until_equal(jobs.lengths, {NAME: LIMIT - 1})
+    assert jobs.found() == jobs.published
+
+
 def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, guarded):
     jobs.declare("quorum")
     jobs.fill(2 * LIMIT)
@@ -187,6 +211,16 @@ def test_attempts_are_forgotten_when_the_queue_is_empty_or_declared_again(jobs, 
     run_once()
     queue = Queue.objects.get()
     assert (queue.fetch_attempts, queue.attempted_at, queue.returned_at) == (0, None, None)
+
+
+def test_a_called_off_deletion_does_not_put_off_when_an_interrupted_attempt_is_forgotten(jobs, guarded, while_fetched):
+    jobs.declare("quorum")
+    jobs.fill(LIMIT + 10)
+    interrupted_at = timezone.now() - timedelta(hours=23)
+    store_returned(guarded, interrupted_at, fetch_attempts=1, ready=LIMIT + 10)
+    while_fetched(lambda: jobs.consume(10))
+    assert run_once().deleted == 0
+    assert Queue.objects.values_list("fetch_attempts", "attempted_at").get() == (1, interrupted_at)
 
 
 @pytest.mark.parametrize("is_acknowledged", [True, False], ids=["acknowledged", "held"])
