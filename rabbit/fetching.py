@@ -231,7 +231,9 @@ class Fetch:
         if self._last_tag and self._broker_version >= NACK_IS_NO_DELIVERY:
             # py-amqp has no method for it.
             self._request(lambda: self._channel.send_method(spec.Basic.Nack, "Lbb", (self._last_tag, True, True)))
-        self.close()
+            self._request(self._channel.close)  # without its answer, the nack may be lost
+        else:
+            self.close()
 
     def close(self) -> None:
         """Close the channel, which requeues the fetched messages."""

@@ -335,7 +335,10 @@ class _Run:
         return None
 
     def _mark_sent(self, queue: StoredQueue, limit: int | None, *, is_paused: bool) -> None:
-        """Set ``delete_sent_at``, right before the request. Raise Spared as ``_limit``, and if the limit was raised."""
+        """Set ``delete_sent_at``, right before the request. Raise Spared as ``_limit``, and if the limit was raised.
+
+        Raise it, too, if the decision to delete a queue for its length is older than the return of its messages.
+        """
         with transaction.atomic():
             self._lease.renew()
             rows = Queue.objects.select_for_update(of=("self",)).select_related("pulse_user")
@@ -343,6 +346,8 @@ class _Run:
             now = self._limit(row, is_paused=is_paused)
             if now is not None and (limit is None or now > limit):
                 raise Spared("its limit was raised")
+            if now is not None and is_paused and rows.filter(pk=row.pk, decided_at__lt=F("returned_at")).exists():
+                raise Spared("its messages were returned to it since the decision; the next lists decide")
             Queue.objects.filter(pk=row.pk).update(delete_sent_at=timezone.now())
 
     def _target(self, row: Queue, queue: StoredQueue, limit: int | None, group: Group, *, is_paused: bool) -> Target:

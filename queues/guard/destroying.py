@@ -199,6 +199,8 @@ class _Attempt:
         elif archive is not None:
             discard_archive(archive)
         returned = {"attempted_at": now, "returned_at": now} if counts else {}
+        if self.attempts_before.get("fetch_attempts"):
+            returned.pop("attempted_at", None)  # an interrupted attempt is forgotten a day later
         self._write_attempts(self.attempts_before | returned)
 
     def _begin(self) -> Archive | None:
@@ -319,14 +321,17 @@ def delete_queue(
             if not why_not(target):
                 require_permission(session.user, target.vhost, target.name)
             attempt.archive(depth)
-            held = _held(attempt, limit, depth) if limit is not None else 0
+            listed = _list_held(attempt, limit, depth) if limit is not None else None
             if limit is not None and attempt.fetch.misses_deletion:
                 _require_same_queue(attempt)
             renew_lock()
             before_delete()
-            if limit is not None and attempt.fetch.fetched + (ready := _declare_again(attempt)) + held <= limit:
-                attempt.call_off()
-                raise WithinLimit(attempt.fetch.fetched + ready, held)
+            if limit is not None:
+                ready = _declare_again(attempt)
+                held = _held(attempt, listed, ready)
+                if attempt.fetch.fetched + ready + held <= limit:
+                    attempt.call_off()
+                    raise WithinLimit(attempt.fetch.fetched + ready, held)
         except (NotSent, locks.LockTaken):
             if not attempt.is_called_off:
                 attempt.call_off()
@@ -348,8 +353,8 @@ def delete_queue(
             raise
 
 
-def _held(attempt: _Attempt, limit: int, ready: int) -> int:
-    """Return about how many messages consumers hold, if the queue is over its limit only with them, else 0.
+def _list_held(attempt: _Attempt, limit: int, ready: int) -> tuple[int, int] | None:
+    """List the queue's length and unacknowledged messages, if it is over its limit only with what consumers hold.
 
     ``ready`` is what was declared before the fetch. Raise NotSent without an answer of the broker.
     """
@@ -357,13 +362,19 @@ def _held(attempt: _Attempt, limit: int, ready: int) -> int:
     if fetch.fetched:
         ready = _declare_again(attempt)
     if fetch.fetched + ready > limit:
-        return 0
+        return None
     listed = _list_again(attempt)
     if listed is None or listed.length is None or listed.unacknowledged is None:
         raise NotSent("the broker does not list how many messages its consumers hold")
-    ready = _declare_again(attempt)
-    # Messages that were requeued since the list count as ready.
-    attempt.result.held = max(0, min(listed.unacknowledged, listed.length - ready) - fetch.fetched)
+    return listed.length, listed.unacknowledged
+
+
+def _held(attempt: _Attempt, listed: tuple[int, int] | None, ready: int) -> int:
+    """Return about how many of the ``listed`` messages consumers hold. Those that they returned since are ready."""
+    if listed is None:
+        return 0
+    length, unacknowledged = listed
+    attempt.result.held = max(0, min(unacknowledged, length - ready) - attempt.fetch.fetched)
     return attempt.result.held
 
 

@@ -8,13 +8,22 @@ from django.utils import timezone
 
 from notifications.models import Notification
 from queues.archives import reading, writing
-from queues.guard import destroying
+from queues.guard import deleter, destroying
 from queues.guard.once import run_once
 from queues.models import Archive, Queue
 from queues.rules.thresholds import FETCH_PAUSE, UNACKED_MINIMUM
 from rabbit.fetching import Fetch
 from tests.support.faults import once_before
-from tests.support.toolbox import Killed, broker_version, queue_lengths, raising, stored_queue, wait_until_equal
+from tests.support.proxy import Proxy
+from tests.support.toolbox import (
+    Killed,
+    broker_version,
+    call_before,
+    queue_lengths,
+    raising,
+    stored_queue,
+    wait_until_equal,
+)
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -150,6 +159,21 @@ def test_the_archive_of_a_message_without_a_delivery_left_survives_a_kill(jobs):
     assert jobs.found() == jobs.published
 
 
+def test_the_archive_of_a_message_without_a_delivery_left_is_kept_if_the_connection_is_lost(
+    jobs, while_fetched, broker, settings, monkeypatch
+):
+    jobs.declare("quorum", **{"x-delivery-limit": 1})
+    jobs.reject(1)
+    jobs.fill(LIMIT + 10)
+    while_fetched(lambda: jobs.consume(10))
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        call_before(monkeypatch, Fetch, "requeue", proxy.close_open)
+        assert run_once().deleted == 0
+    wait_until_equal(jobs.lengths, {NAME: LIMIT - 1})
+    assert jobs.found() == jobs.published
+
+
 def test_a_queue_whose_messages_were_returned_stays_up_to_twice_its_limit(jobs, guarded):
     jobs.declare("quorum")
     jobs.fill(2 * LIMIT)
@@ -189,6 +213,16 @@ def test_attempts_are_forgotten_when_the_queue_is_empty_or_declared_again(jobs, 
     assert (queue.fetch_attempts, queue.attempted_at, queue.returned_at) == (0, None, None)
 
 
+def test_a_called_off_deletion_does_not_put_off_when_an_interrupted_attempt_is_forgotten(jobs, guarded, while_fetched):
+    jobs.declare("quorum")
+    jobs.fill(LIMIT + 10)
+    interrupted_at = timezone.now() - timedelta(hours=23)
+    store_returned(guarded, interrupted_at, fetch_attempts=1, ready=LIMIT + 10)
+    while_fetched(lambda: jobs.consume(10))
+    assert run_once().deleted == 0
+    assert Queue.objects.values_list("fetch_attempts", "attempted_at").get() == (1, interrupted_at)
+
+
 @pytest.mark.parametrize("is_acknowledged", [True, False], ids=["acknowledged", "held"])
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
@@ -214,3 +248,33 @@ def test_messages_that_consumers_hold_are_counted_again_after_the_fetch(
         assert jobs.found() == jobs.published
     else:
         assert (Archive.objects.get().messages, Archive.objects.get().held) == (60, 60)
+
+
+def test_a_message_that_returns_to_the_queue_right_before_the_deletion_counts_once(jobs, while_fetched, monkeypatch):
+    jobs.declare("classic")
+    jobs.fill(120)
+    tags = jobs.get(60)
+
+    def acknowledge():
+        while tags[35:]:
+            jobs.channel.basic_ack(tags.pop())
+
+    def requeue():
+        while tags:
+            jobs.channel.basic_nack(tags.pop())
+
+    while_fetched(acknowledge)
+    once_before(monkeypatch, "the announcement", requeue)
+    assert run_once().deleted == 0
+    assert jobs.found() == jobs.published
+
+
+def test_a_queue_whose_fetch_was_interrupted_is_judged_by_the_next_two_lists(jobs):
+    jobs.declare("quorum")
+    jobs.fill(LIMIT + 1)
+    with raising(destroying, "store_batch", Killed), pytest.raises(Killed):
+        run_once()
+    wait_until_equal(jobs.lengths, {NAME: LIMIT + 1})
+    jobs.fill(2 * LIMIT + 1)
+    assert deleter.run().deleted == 0
+    assert [run_once().deleted for _ in range(2)] == [0, 1]
