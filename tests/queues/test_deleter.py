@@ -138,6 +138,16 @@ def test_a_decision_about_another_broker_is_taken_back(amqp, guarded, another):
     assert (queue.state, queue.block_reason) == ("warned", "settings")
 
 
+def test_a_queue_whose_pulse_user_is_adopted_while_it_waits_is_judged_anew_as_theirs(users, alice, amqp):
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    users(alice, "alice")
+    PulseUser.objects.update(max_length=20)
+    monitor.run_pass()
+    queue = Queue.objects.get()
+    assert (queue.state, queue.pulse_user, deleter.run().deleted) == ("warned", PulseUser.objects.get(), 0)
+
+
 def test_the_command_waits_for_a_deleter_that_runs_elsewhere_and_reports_the_rest_as_pending(
     amqp, guarded, monkeypatch
 ):
