@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 from queues.rules.rows import StoredQueue
 
-LONGEST_GAP = timedelta(seconds=90)
-"""If the deleter did not look for decisions for longer, it counts as not running. It does so each second."""
+LONGEST_GAP = timedelta(seconds=45)
+"""If the deleter did not look for decisions for longer, it counts as not running. It does so each second.
+
+After a kill, its lease keeps the next one waiting for 60 to 90 s: that time must not count.
+"""
 
 Group = int | None
 """An owner, by primary key. Queues without owner are the group None."""
