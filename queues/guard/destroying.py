@@ -46,7 +46,7 @@ from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.arguments import CLASSIC, QUORUM, SINGLE_ACTIVE_CONSUMER
-from rabbit.errors import BrokerError, BrokerUnavailable, Refused
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Bounds, Fetch
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 
@@ -168,6 +168,10 @@ class _Attempt:
             if self.fetch.fetched:
                 raise
             self.result.why_not = error.reason
+        except NotOnBroker:
+            if archive.state == Archive.State.OPEN:
+                discard_archive(archive)  # no later attempt would, and it takes room of other archives
+            raise
         else:
             self.result.archive = archive
 

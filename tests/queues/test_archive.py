@@ -515,6 +515,13 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messag
     assert not Archive.objects.filter(state="kept").exists()
 
 
+def test_a_queue_that_is_gone_while_it_is_archived_takes_no_room_of_its_owners_archives(amqp, guarded):
+    amqp.queue(NAME, 12)
+    with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
+        destroying.delete_queue(session, target(guarded), limit=10, between=lambda: amqp.channel.queue_delete(NAME))
+    assert not Archive.objects.exists()
+
+
 def test_a_queue_declared_again_after_its_archive_failed_stays(amqp, delete, monkeypatch):
     amqp.queue(NAME, 12)
 
