@@ -32,6 +32,16 @@ DEAD_LETTER_QUEUE_ARGUMENTS: Mapping[str, Any] = {
 }
 
 
+def passes_others_over(row: Mapping[str, Any], consumers: int | None) -> bool:
+    """Return whether a listed queue with this many consumers gives its messages to its active consumer alone.
+
+    A classic queue with a single active consumer gives them to basic.get, too.
+    """
+    arguments = row.get("arguments")
+    is_single = isinstance(arguments, Mapping) and arguments.get(SINGLE_ACTIVE_CONSUMER)
+    return bool(row.get("type") == QUORUM and is_single and consumers)
+
+
 def of_type(queue_type: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a registered or dead-letter queue, for queues of another type.
 

@@ -94,8 +94,12 @@ def _kept() -> Iterator[Kept]:
 
 
 def _room(archive: Archive) -> int:
-    """Return the bytes that an archive may take, so that the next one that is kept does not push it out at once."""
+    """Return the bytes that an archive may take, so that the next one that is kept does not push it out at once.
+
+    The other unfinished archives are locked, so that two do not take the same room.
+    """
     unfinished = Archive.objects.filter(state__in=[Archive.State.OPEN, Archive.State.FETCHED])
+    unfinished = unfinished.select_for_update(of=("self",)).order_by("id")
     return shares.room(_with_groups(unfinished), settings.GUARDIAN_ARCHIVE_TOTAL_BYTES, archive.pk)
 
 
@@ -107,11 +111,11 @@ def _with_groups(archives: QuerySet[Archive]) -> Iterator[Kept]:
 
 def store_batch(archive: Archive, batch: Sequence[Undecoded]) -> None:
     """Add fetched messages to the archive, in one transaction. Past its owner's share, empty it and raise TooLarge."""
-    most = _room(archive)
+    packed = [(part, pack(part)) for part in split(batch)]
     try:
         with transaction.atomic():
-            for part in split(batch):
-                data = pack(part)
+            most = _room(archive)
+            for part, data in packed:
                 if archive.stored_bytes + len(data) > most:
                     raise TooLarge
                 ArchiveChunk.objects.create(archive=archive, first=archive.messages + 1, count=len(part), data=data)

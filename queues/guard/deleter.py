@@ -353,9 +353,8 @@ class _Run:
     def _target(self, row: Queue, queue: StoredQueue, limit: int | None, group: Group, *, is_paused: bool) -> Target:
         now = timezone.now()
         patience = settings.GUARDIAN_DELETE_WAIT_SECONDS
-        seconds = seconds_to_archive(
-            self._numbers[group], settings.GUARDIAN_DELETERS, settings.GUARDIAN_ARCHIVE_SECONDS, patience
-        )
+        most, waiting = settings.GUARDIAN_ARCHIVE_SECONDS, self._numbers
+        seconds = seconds_to_archive(waiting[group], len(waiting), settings.GUARDIAN_DELETERS, most, patience)
         if since := self._memory_alarm:  # the time of one queue for all
             seconds = min(seconds, settings.GUARDIAN_ARCHIVE_SECONDS - _spent.get(since, 0.0))
         without_copy = "" if seconds > 0 else NO_TIME

@@ -45,8 +45,8 @@ from queues.models import Archive, Queue
 from queues.rules.thresholds import is_fetch_paused
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
-from rabbit.arguments import CLASSIC, QUORUM, SINGLE_ACTIVE_CONSUMER
-from rabbit.errors import BrokerError, BrokerUnavailable, Refused
+from rabbit.arguments import CLASSIC, QUORUM, passes_others_over
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.fetching import Bounds, Fetch
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 
@@ -126,7 +126,7 @@ class _Attempt:
     fetch: Fetch
     between: Callable[[], None]
     result: Removed = field(default_factory=Removed)
-    has_single_active_consumer: bool = False
+    listed: Mapping[str, Any] = field(default_factory=dict)
     attempts_before: dict[str, Any] = field(default_factory=dict)
     is_called_off: bool = False
 
@@ -134,7 +134,7 @@ class _Attempt:
         """Store the ready messages, as far as the bounds allow, or say why not."""
         archive = None
         self.result.why_not = why_not(self.target)
-        if self.has_single_active_consumer and self.fetch.consumers:
+        if passes_others_over(self.listed, self.fetch.consumers):
             self.result.why_not = PASSED_OVER
         if ready and not self.result.why_not:
             try:
@@ -168,6 +168,10 @@ class _Attempt:
             if self.fetch.fetched:
                 raise
             self.result.why_not = error.reason
+        except NotOnBroker:
+            if archive.state == Archive.State.OPEN:
+                discard_archive(archive)  # no later attempt would, and it takes room of other archives
+            raise
         else:
             self.result.archive = archive
 
@@ -455,10 +459,7 @@ def _attempt(session: Session, target: Target, between: Callable[[], None] = lam
     fetch = Fetch(
         session, target.name, queue_type=target.type, is_auto_delete=target.is_auto_delete, delivery_limit=limit
     )
-    attempt = _Attempt(session, target, fetch, between, Removed(held=target.held))
-    arguments = row.get("arguments")
-    attempt.has_single_active_consumer = bool(isinstance(arguments, dict) and arguments.get(SINGLE_ACTIVE_CONSUMER))
-    return attempt
+    return _Attempt(session, target, fetch, between, Removed(held=target.held), row)
 
 
 def _declare(fetch: Fetch) -> int:

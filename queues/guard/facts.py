@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import F
@@ -23,7 +24,12 @@ from queues.rules.changes import Message
 from queues.rules.rows import StoredQueue
 from queues.rules.thresholds import GONE, Thresholds, has_limit, is_spared
 from rabbit import amqp
-from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
+from rabbit.arguments import (
+    DEAD_LETTER_TTL_MILLISECONDS,
+    REGISTERED_MAX_LENGTH,
+    TTL_MILLISECONDS,
+    passes_others_over,
+)
 from rabbit.entities import Binding
 from rabbit.errors import BrokerError, NotOnBroker, Refused
 from rabbit.management import Management
@@ -56,13 +62,14 @@ class Feed(NamedTuple):
     """What the broker answers about a queue; None: it did not answer.
 
     ``upstream`` are the bindings between exchanges that lead to ``bindings``, nearest first. ``limit`` is None, too, if
-    the broker does not limit the queue.
+    the broker does not limit the queue. ``declared`` is what it is declared with.
     """
 
     consumers: int | None = None
     bindings: list[Binding] | None = None
     upstream: Sequence[Binding] = ()
     limit: LengthLimit | None = None
+    declared: Mapping[str, Any] = MappingProxyType({})
 
 
 class Facts:
@@ -120,6 +127,11 @@ class Facts:
         keys = {(one.queue.vhost, one.queue.name): one.thresholds for one in messages}
         limits = {key: self._feeds.get(key, Feed()).limit for key in keys}
         return {key for key, limit in limits.items() if limit is not None and limit.keeps_within(keys[key].max)}
+
+    def is_passed_over(self, queue: StoredQueue) -> bool:
+        """Return whether a queue gives its messages to its active consumer alone, so that they can't be archived."""
+        feed = self._feeds.get((queue.vhost, queue.name), Feed())
+        return passes_others_over(feed.declared, feed.consumers)
 
     def of(self, queue: StoredQueue, thresholds: Thresholds, merged: int = 0) -> dict[str, Any]:
         """Return the facts of a message about this queue, as JSON. Lengths are messages, times seconds."""
@@ -219,6 +231,7 @@ def _query_management(
             bindings=bindings.get(queue),
             upstream=feeding.upstream(bindings.get(queue, ()), partial(_of_vhost, to_exchanges, vhost)),
             limit=limit_of(arguments[queue], *policies[vhost]) if known else None,
+            declared=arguments.get(queue, {}),
         )
 
     return {queue: feed(queue) for queue in queues}

@@ -17,7 +17,7 @@ from notifications import enqueue
 from notifications.enqueue import Notice
 from queues.archives import writing
 from queues.guard import alarms, limits_end, recovering, registered, unguarded
-from queues.guard.destroying import Target, why_not
+from queues.guard.destroying import PASSED_OVER, Target, why_not
 from queues.guard.earlier_settings import earlier_rules, settings_to_store
 from queues.guard.facts import Facts
 from queues.guard.pass_run import PassRun
@@ -281,8 +281,14 @@ def _notice(message: Message, facts: Facts, unarchived: Collection[int]) -> Noti
     queue = message.queue
     content = facts.of(queue, message.thresholds, message.merged)
     if message.kind is MessageKind.LAST_CALL:
-        is_archived = queue.pulse_user_id not in unarchived
-        target = Target(queue.vhost, queue.name, queue.type, Archive.Reason.LENGTH, is_archived=is_archived)
+        target = Target(
+            queue.vhost,
+            queue.name,
+            queue.type,
+            Archive.Reason.LENGTH,
+            is_archived=queue.pulse_user_id not in unarchived,
+            without_copy=PASSED_OVER if facts.is_passed_over(queue) else "",
+        )
         content["why_not_archived"] = why_not(target)
     return Notice(message.kind.value, content, subject_key(queue.id), *queue.ownership)
 

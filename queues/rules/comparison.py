@@ -253,13 +253,13 @@ class _Comparison:
         """Return whether the deleter decides about a queue: an earlier pass decided to delete it.
 
         A pass takes the decision back for a queue that is never deleted for its length now, for another one of the same
-        name, and for one that the settings of the last pass, or the last broker's, would not delete. If the request to
-        delete it was sent, the deleter records the outcome first.
+        name, for one that belongs to others now, and for one that the settings of the last pass, or the last broker's,
+        would not delete. If the request to delete it was sent, the deleter records the outcome first.
         """
         if queue.state != DELETING or queue.delete_sent_at is not None:
             return queue.state == DELETING
         row = self.stored[queue.vhost, queue.name]
-        is_another = (queue.type, queue.auto_delete) != (row.type, row.auto_delete)
+        is_another = (queue.type, queue.auto_delete, queue.ownership) != (row.type, row.auto_delete, row.ownership)
         return not is_another and not is_spared(queue) and not self._was_allowed(queue, broker)
 
     def _record_length(self, row: StoredQueue, listed: ListedQueue) -> None:

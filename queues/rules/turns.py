@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 from queues.rules.rows import StoredQueue
 
-LONGEST_GAP = timedelta(seconds=90)
-"""If the deleter did not look for decisions for longer, it counts as not running. It does so each second."""
+LONGEST_GAP = timedelta(seconds=45)
+"""If the deleter did not look for decisions for longer, it counts as not running. It does so each second.
+
+After a kill, its lease keeps the next one waiting for 60 to 90 s: that time must not count.
+"""
 
 Group = int | None
 """An owner, by primary key. Queues without owner are the group None."""
@@ -43,12 +46,15 @@ def _since(one: Waiting) -> float:
     return one.queue.decided_at.timestamp() if one.queue.decided_at is not None else 0.0
 
 
-def seconds_to_archive(waiting: int, deleters: int, most: float, patience: float) -> float:
+def seconds_to_archive(waiting: int, groups: int, deleters: int, most: float, patience: float) -> float:
     """Return the seconds for the archive of one queue, of ``most``, while this many of its group wait.
 
-    While many wait, each gets less, so that the last one is reached within ``patience`` seconds.
+    While many wait, each gets less: the time it would have if all began now and ended within ``patience`` seconds. So
+    part of each is archived, rather than all of a few. A group has half of the deleters, or as many as each of the
+    ``groups`` that wait.
     """
-    return min(most, patience * max(1, deleters // 2) / max(1, waiting))
+    deleters_of_group = min(max(1, deleters // 2), deleters / max(1, groups))
+    return min(most, patience * deleters_of_group / max(1, waiting))
 
 
 def has_waited_too_long(

@@ -29,7 +29,7 @@ from queues.rules import shares
 from rabbit import fetching
 from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, NotOnBroker
-from rabbit.fetching import Fetch
+from rabbit.fetching import Fetch, Undecoded
 from rabbit.permissions import Permissions
 from tests.support.archives import store_archive
 from tests.support.faults import once_after
@@ -41,11 +41,13 @@ from tests.support.toolbox import (
     call_after,
     call_before,
     full_disk,
+    in_background,
     queue_lengths,
     queue_names,
     raising,
     sent,
     stored_queue,
+    wait_until_blocked,
     wait_until_equal,
 )
 
@@ -357,6 +359,21 @@ def test_a_queue_without_room_in_its_owners_share_is_deleted_without_a_copy_and_
     assert facts["why_not_archived"] == destroying.SHARE_TAKEN
 
 
+def test_two_archives_of_one_owner_do_not_take_the_same_room(settings, monkeypatch):
+    settings.GUARDIAN_ARCHIVE_TOTAL_BYTES = shares.SHARE * 1500
+    one, other = (store_archive(name=f"{NAME}/{number}", state="open") for number in range(2))
+    batch, others = [Undecoded(b"", os.urandom(1000), False)], []
+
+    def store_other():
+        others.append(in_background(writing.store_batch, other, batch))
+        wait_until_blocked(others[0])
+
+    call_after(monkeypatch, writing, "_room", store_other)
+    writing.store_batch(one, batch)
+    assert isinstance(others[0].exception(), writing.TooLarge)
+    assert ArchiveChunk.objects.get().archive == one
+
+
 def test_only_operators_see_the_archives_of_a_deleted_pulse_user_and_no_new_one_of_its_name(listed, alice, operator):
     single.delete_queue(listed, alice)
     PulseUser.objects.all().delete()
@@ -496,6 +513,13 @@ def test_a_queue_declared_again_while_it_is_archived_stays(amqp, guarded, messag
         destroying.delete_queue(session, archived, limit=10, between=lambda: next(steps, bool)())
     assert amqp.ready(NAME) == 3
     assert not Archive.objects.filter(state="kept").exists()
+
+
+def test_a_queue_that_is_gone_while_it_is_archived_takes_no_room_of_its_owners_archives(amqp, guarded):
+    amqp.queue(NAME, 12)
+    with core_broker.session(guarded) as session, pytest.raises(NotOnBroker):
+        destroying.delete_queue(session, target(guarded), limit=10, between=lambda: amqp.channel.queue_delete(NAME))
+    assert not Archive.objects.exists()
 
 
 def test_a_queue_declared_again_after_its_archive_failed_stays(amqp, delete, monkeypatch):

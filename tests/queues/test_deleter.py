@@ -138,6 +138,16 @@ def test_a_decision_about_another_broker_is_taken_back(amqp, guarded, another):
     assert (queue.state, queue.block_reason) == ("warned", "settings")
 
 
+def test_a_queue_whose_pulse_user_is_adopted_while_it_waits_is_judged_anew_as_theirs(users, alice, amqp):
+    amqp.queue("queue/alice/builds", 11)
+    monitor.run_pass()
+    users(alice, "alice")
+    PulseUser.objects.update(max_length=20)
+    monitor.run_pass()
+    queue = Queue.objects.get()
+    assert (queue.state, queue.pulse_user, deleter.run().deleted) == ("warned", PulseUser.objects.get(), 0)
+
+
 def test_the_command_waits_for_a_deleter_that_runs_elsewhere_and_reports_the_rest_as_pending(
     amqp, guarded, monkeypatch
 ):
@@ -272,14 +282,18 @@ def test_refusals_are_over_only_when_all_deletions_were_tried(amqp, guarded, set
     assert Watch.objects.get().refused_since is None
 
 
-def test_a_queue_with_twice_its_limit_that_has_waited_is_deleted_without_a_copy(amqp, guarded):
+@pytest.mark.parametrize(("seen", "why_not"), [(0, deleter.WAITED), (59, "")], ids=["it runs", "it was killed"])
+def test_a_queue_with_twice_its_limit_that_has_waited_for_a_running_deleter_is_deleted_without_a_copy(
+    amqp, guarded, seen, why_not
+):
     amqp.queue("a", 21)
     monitor.run_pass()
-    before = timezone.now() - timedelta(minutes=2)
+    now = timezone.now()
+    before = now - timedelta(minutes=2)
     Queue.objects.update(decided_at=before)
-    Watch.objects.update(deleter_since=before, deleter_seen_at=timezone.now())
+    Watch.objects.update(deleter_since=before, deleter_seen_at=now - timedelta(seconds=seen))
     assert deleter.run().deleted == 1
-    assert QueueEvent.objects.get(kind="deleted").details["why_not_archived"] == deleter.WAITED
+    assert QueueEvent.objects.get(kind="deleted").details["why_not_archived"] == why_not
 
 
 def test_a_list_that_was_begun_before_an_outcome_says_nothing(amqp, guarded, monkeypatch, management):

@@ -7,7 +7,7 @@ import pytest
 
 from notifications import sending
 from notifications.models import Notification
-from queues.guard import monitor, once
+from queues.guard import destroying, monitor, once
 from queues.models import Queue, QueueSample
 from queues.rules import last_call
 from queues.rules.quiet import MessageKind
@@ -15,7 +15,7 @@ from queues.rules.rows import Registrations, StoredPulseUser
 from queues.rules.thresholds import GONE, MemoryPressure, Thresholds
 from rabbit.memory import NodeMemory
 from tests.queues.test_comparison import RULES, InMemoryMonitor, listed_queue, snapshot
-from tests.support.toolbox import queue_events, sent
+from tests.support.toolbox import queue_events, queue_lengths, sent, wait_until_equal
 
 NAME = "queue/alice/a"
 WARNING, LAST_CALL, RECOVERY = MessageKind.WARNING, MessageKind.LAST_CALL, MessageKind.RECOVERY
@@ -175,6 +175,15 @@ def test_its_mail_is_in_the_thread_of_the_warning_and_says_what_is_archived(amqp
     assert called.message["X-Guardian-Kind"] == "last-call"
     assert called.message["References"] == warning.message["References"]
     assert "because archives are switched off for it" in " ".join(called.text.split())
+
+
+@passes
+def test_it_promises_no_archive_of_messages_that_only_an_active_consumer_gets(amqp, guarded, management):
+    amqp.queue(NAME, 9, arguments={"x-queue-type": "quorum", "x-single-active-consumer": True})
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    wait_until_equal(lambda: queue_lengths(management, guarded), {NAME: 9})
+    monitor.run_pass()
+    assert Notification.objects.get(recipient="alice@example.org").facts["why_not_archived"] == destroying.PASSED_OVER
 
 
 @passes

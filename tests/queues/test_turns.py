@@ -51,8 +51,11 @@ def test_every_deletion_gets_its_turn(given):
     assert sorted(order(waiting)) == sorted(one.queue.name for one in waiting)
 
 
-def test_while_many_of_one_owner_wait_each_gets_less_time():
-    assert [seconds_to_archive(number, 4, 20, 60) for number in (1, 6, 60)] == [20, 20, 2]
+@pytest.mark.parametrize(
+    ("waiting", "groups", "seconds"), [(1, 1, 20), (6, 2, 20), (60, 1, 2), (1, 40, 6), (18, 4, 10 / 3)]
+)
+def test_while_many_wait_each_gets_less_time(waiting, groups, seconds):
+    assert seconds_to_archive(waiting, groups, deleters=4, most=20, patience=60) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
