@@ -13,8 +13,8 @@ from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import counted, duration
 from queues.actions import limit_requests
+from queues.actions.endings import describe_event
 from queues.models import Archive, Queue, QueueEvent, Watch
-from queues.pages.queue import describe_event
 from queues.pages.queue_list import Row, rows_of
 from queues.rules.conditions import soonest_to_fill
 from queues.rules.freshness import Freshness, freshness_of_list
