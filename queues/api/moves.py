@@ -23,7 +23,7 @@ from queues.api.archives import TargetSerializer
 from queues.api.serializers import LiteralNameField
 from queues.models import Move, Queue
 from queues.moves import moving, sending_back
-from queues.moves.moving import Target
+from queues.moves.moving import Destination
 from queues.moves.sending_back import GroupsUnconfirmed
 from queues.rules.dead_letters import Group
 from rabbit.names import MAX_NAME_BYTES
@@ -41,7 +41,7 @@ class MoveTargetSerializer(TargetSerializer):
 @extend_schema_field(
     {
         "oneOf": [
-            {"type": "object", "properties": dict.fromkeys(Target._fields, NAME)},
+            {"type": "object", "properties": dict.fromkeys(Destination._fields, NAME)},
             {
                 "type": "string",
                 "enum": [ORIGIN],
@@ -53,12 +53,12 @@ class MoveTargetSerializer(TargetSerializer):
 class TargetField(serializers.Field):  # type: ignore[type-arg]  # its types differ between versions of the stubs
     """A queue or an exchange, or the text "origin"."""
 
-    def to_internal_value(self, data: Any) -> Target | None:
+    def to_internal_value(self, data: Any) -> Destination | None:
         if data == ORIGIN:
             return None
         target = MoveTargetSerializer(data=data)
         target.is_valid(raise_exception=True)
-        return Target(**target.validated_data)
+        return Destination(**target.validated_data)
 
 
 class GroupKeySerializer(serializers.Serializer[Any]):
