@@ -149,7 +149,7 @@ def _now(request: Request, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
 
     ``is_limited``: the broker itself keeps the queue within its deletion limit.
     """
-    watch = Watch.objects.filter(id=1).first()
+    watch = Watch.current()
     freshness = freshness_of_list(watch)
     span = _span(request)
     there = queue.state != Queue.State.GONE
