@@ -183,7 +183,7 @@ class Confirmation(NamedTuple):
     ``column`` is the heading of what ``about`` returns for a row. The action gets the values of ``form`` by name.
     ``narrow`` returns the rows that the action is for. ``refuse`` returns why it is not for so many of them; empty: it
     is. ``effect`` returns what is deleted with the rows; without it, the action raises that question when it is
-    confirmed. With ``asks_first=False``, the page is shown only if the action asks.
+    confirmed.
     """
 
     title: str
@@ -196,7 +196,6 @@ class Confirmation(NamedTuple):
     narrow: Callable[[QuerySet[Any]], QuerySet[Any]] = lambda rows: rows
     refuse: Callable[[Sequence[Any]], str] = lambda rows: ""
     effect: Callable[[HttpRequest, Sequence[Any]], ConfirmationRequired | None] = lambda request, rows: None
-    asks_first: bool = True
 
 
 def confirmed_action(description: str, question: Confirmation) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -220,7 +219,7 @@ def confirmed_action(description: str, question: Confirmation) -> Callable[[Call
             is_confirmed = "post" in request.POST
             form = question.form(request.POST if is_confirmed else None) if question.form else None
             required = question.effect(request, rows)
-            if (is_confirmed or not question.asks_first) and not required and (form is None or form.is_valid()):
+            if is_confirmed and not required and (form is None or form.is_valid()):
                 try:
                     return run(self, request, rows, **(form.cleaned_data if form else {}))
                 except ConfirmationRequired as error:

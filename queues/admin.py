@@ -3,8 +3,7 @@
 Their actions call the same functions as the other pages and the API.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from django.conf import settings
 from django.contrib import admin
@@ -15,8 +14,7 @@ from django.urls import reverse
 
 from accounts import queue_effects
 from accounts.admin.pulse_users import PulseUserAdmin
-from accounts.models import Owner, PulseUser, check_thresholds
-from accounts.pages.forms import ThresholdsForm
+from accounts.models import PulseUser
 from accounts.pulse_users import removal
 from core.admin import (
     AuditedAdmin,
@@ -29,10 +27,8 @@ from core.admin import (
     given_confirmation,
 )
 from core.confirmation import ConfirmableChange, ConfirmationRequired
-from core.each import apply_to_each, report_attempts
+from core.each import apply_to_each
 from queues.actions import effects
-from queues.actions import single as actions
-from queues.archives.outcomes import Removed
 from queues.models import Archive, Move, Pass, Queue, QueueEvent, Replay, Watch
 from queues.rules import thresholds
 from queues.rules.brake import brake_limit
@@ -54,17 +50,13 @@ def _on_broker(queues: QuerySet[Queue]) -> QuerySet[Queue]:
     return queues.exclude(state=Queue.State.GONE)
 
 
-def _length(queue: Queue) -> str:
-    return _or_unknown(queue.length)
-
-
 def _or_unknown(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
 @admin.register(Queue)
 class QueueAdmin(AuditedAdmin):
-    """Queues as last listed. An action sets limits of several; a queue's page sets its own."""
+    """Queues as last listed. The site's list of queues has the actions."""
 
     list_display = [
         "shown_name", "vhost", "state", "length", "deletion_limit", "shown_consumers", "whose", "last_seen",
@@ -82,7 +74,6 @@ class QueueAdmin(AuditedAdmin):
         "durable", "auto_delete", "exclusive", "registered", "node", "first_seen", "last_seen",
         "unattended_since", "delete_sent_at", "block_reason",
     ]  # fmt: skip
-    actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 
     shown_name = broker_name("name", "name")
     length = column("length", "messages", _or_unknown, F("ready") + F("unacknowledged"))
@@ -103,91 +94,6 @@ class QueueAdmin(AuditedAdmin):
 
     def view_on_site(self, queue: Queue) -> str:
         return reverse("queue", args=[queue.uuid])
-
-    @confirmed_action(
-        "Delete the selected queues on the broker",
-        Confirmation(
-            title="Delete these queues on the broker",
-            text="Their ready messages are archived, within the limits of archives. Everything else is lost.",
-            button="Delete the queues",
-            column="Length",
-            about=_length,
-            narrow=_on_broker,
-            refuse=lambda queues: brake_refusal(len(queues)),
-        ),
-    )
-    def delete_on_broker(self, request: HttpRequest, queues: list[Queue]) -> None:
-        self._destroy(request, queues, actions.delete_queue, "deleted")
-
-    @confirmed_action(
-        "Purge the selected queues",
-        Confirmation(
-            title="Purge these queues",
-            text="Their ready messages are archived, within the limits of archives, and deleted. Unacknowledged "
-            "messages stay.",
-            button="Purge the queues",
-            column="Length",
-            about=_length,
-            narrow=_on_broker,
-            refuse=lambda queues: brake_refusal(len(queues)),
-        ),
-    )
-    def purge(self, request: HttpRequest, queues: list[Queue]) -> None:
-        self._destroy(request, queues, actions.purge_queue, "purged")
-
-    def _destroy(
-        self, request: HttpRequest, queues: list[Queue], destroy: Callable[[Queue, Owner], Removed], done: str
-    ) -> None:
-        by = current_operator(request)
-        apply_to_each(request, queues, lambda queue: destroy(queue, by), done)
-
-    @confirmed_action(
-        "Set the limits of the selected queues",
-        Confirmation(
-            title="Set the limits of these queues",
-            text="These replace the queues' own limits. Leave a field empty to use the Pulse user's limit, or the "
-            "default.",
-            button="Set limits",
-            column="Length now",
-            about=_length,
-            form=ThresholdsForm,
-            is_dangerous=False,
-        ),
-    )
-    def set_limits(
-        self, request: HttpRequest, queues: list[Queue], warn_length: int | None, max_length: int | None
-    ) -> None:
-        if warn_length is not None and max_length is not None:
-            check_thresholds(warn_length, max_length)
-        self._limit(request, queues, "updated", warn_length=warn_length, max_length=max_length)
-
-    @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["act"])
-    def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        self._limit(request, list(queryset), "unbounded from now on", unbounded=True)
-
-    @confirmed_action(
-        "Mark as bounded again",
-        Confirmation(
-            title="Mark these queues as bounded again",
-            text="The next pass deletes those that are over their deletion limit, unless the brake blocks that.",
-            button="Mark as bounded",
-            column="Length now",
-            about=_length,
-            asks_first=False,
-        ),
-    )
-    def make_bounded(self, request: HttpRequest, queues: list[Queue]) -> None:
-        """Mark the queues as bounded. If the next pass would delete some, ask first."""
-        self._limit(request, queues, "bounded again", unbounded=False)
-
-    def _limit(self, request: HttpRequest, queues: list[Queue], done: str, **limits: Any) -> None:
-        """Set these limits, and report the results.
-
-        Raises:
-            ConfirmationRequired: it must be confirmed. Nothing was changed.
-        """
-        results = actions.set_limits_of_all(queues, current_operator(request), limits, given_confirmation(request))
-        report_attempts(request, results, done)
 
 
 @admin.register(QueueEvent)

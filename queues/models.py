@@ -569,6 +569,11 @@ class Watch(models.Model):
     def __str__(self) -> str:
         return "the monitor's state"
 
+    @classmethod
+    def current(cls) -> "Watch":
+        """Return the stored state, or the initial one before the first pass."""
+        return cls.objects.filter(id=1).first() or cls()
+
 
 class Pass(models.Model):
     """The report of one pass of the monitor. Old ones are pruned."""

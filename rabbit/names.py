@@ -33,6 +33,9 @@ WATCH_QUEUE = "guardian.watch."
 """The beginning of the names of queues with copies of messages that a person watches. Lists leave them out: each
 expires a minute after its last use. No Pulse user may declare or read them."""
 
+FEDERATION_QUEUE = "federation: "
+"""The beginning of the names of queues that federation declares for itself. No Pulse user may declare them."""
+
 _OWNED_QUEUE = re.compile(rf"queue/({_USER_NAME.pattern})/")
 _OWNED_EXCHANGE = re.compile(rf"exchange/({_USER_NAME.pattern})/")
 

@@ -20,6 +20,10 @@ NO_ACCESS = Permissions("^$", "^$", "^$")
 FULL_ACCESS = Permissions(".*", ".*", ".*")
 
 
+_READ_OTHERWISE = re.compile(r"\[[:.=]|\\[Zv]|\{,")
+"""What Python compiles, too, but reads in another way than the broker's PCRE: POSIX classes, and some escapes."""
+
+
 def for_pulse_user(name: str) -> Permissions:
     """Return a Pulse user's permissions: everything under its own names, and read access to all users' exchanges."""
     queues = re.escape(queue_prefix(name))  # the broker's PCRE reads these escapes too
@@ -42,7 +46,12 @@ def allows(pattern: str, name: str) -> bool:
     """Return whether the broker matches a name with a pattern. The default exchange is ``amq.default``.
 
     Like the broker, search in bytes. An empty pattern allows nothing.
+
+    Raises:
+        re.error: only the broker's PCRE can read the pattern.
     """
+    if _READ_OTHERWISE.search(pattern):
+        raise re.error("Python reads this pattern in another way than RabbitMQ", pattern)
     # A header may name an exchange with a lone surrogate.
     return re.search((pattern or "^$").encode(), name.encode("utf-8", "surrogatepass")) is not None
 

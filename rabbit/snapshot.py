@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rabbit.entities import Node
 from rabbit.errors import AnotherVhost, BrokerError, BrokerUnavailable, NotOnBroker, Refused
 from rabbit.management import Management
-from rabbit.names import PROBE_QUEUE, QueueName, is_amqp_name, is_watch_queue
+from rabbit.names import FEDERATION_QUEUE, PROBE_QUEUE, QueueName, is_amqp_name, is_watch_queue
 from rabbit.threads import ContextThreadPool
 
 MAX_SEPARATE_LISTS = 20
@@ -364,7 +364,7 @@ def _is_internal(row: dict[str, Any]) -> bool:
     if arguments is None:
         return True
     purpose = arguments.get(INTERNAL_PURPOSE) if isinstance(arguments, dict) else None
-    return purpose == "federation" and row["name"].startswith("federation: ")
+    return purpose == "federation" and row["name"].startswith(FEDERATION_QUEUE)
 
 
 def _messages(value: Any) -> int | None:

@@ -13,8 +13,8 @@ from accounts.models import Owner, PulseUser
 from agents.models import AgentIdentity
 from core.formatting import counted, duration
 from queues.actions import limit_requests
+from queues.actions.endings import describe_event
 from queues.models import Archive, Queue, QueueEvent, Watch
-from queues.pages.queue import describe_event
 from queues.pages.queue_list import Row, rows_of
 from queues.rules.conditions import soonest_to_fill
 from queues.rules.freshness import Freshness, freshness_of_list
@@ -95,13 +95,12 @@ class Dashboard(NamedTuple):
 def dashboard(visitor: Owner, now: datetime) -> Dashboard:
     """Return the content of the page of an owner; an operator sees everything. The broker is not queried."""
     mine = Queue.objects.seen_by(visitor)
-    watch = Watch.objects.filter(id=1).first()
+    watch = Watch.current()
     freshness = freshness_of_list(watch)
     soon = soonest_to_fill(mine, freshness.now)
     shown = mine.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
     worst = nearest_to_limit(shown.filter(needs_attention(soon)), soon)[:QUEUES_COMPARED]
     rows = sorted(rows_of(worst, freshness.now, visitor), key=_urgency)[:QUEUES_SHOWN]
-    watch = watch or Watch()
     requested = limit_requests.open_requests().filter(queue__in=[row.queue for row in rows if row.is_filling])
     asked = {} if visitor.is_staff else {event.queue_id: event.details["wanted"] for event in requested}
     return Dashboard(

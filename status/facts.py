@@ -339,7 +339,7 @@ def measure_guardian(now: datetime) -> GuardianFacts:
     sweeps = [sweep for kind in Sweep.Kind.values for sweep in Sweep.objects.filter(kind=kind)[:SWEEPS_READ]]
     return GuardianFacts(
         at=now,
-        watch=Watch.objects.filter(id=1).first() or Watch(),
+        watch=Watch.current(),
         passes=[_readable(one) for one in Pass.objects.order_by("-id")[:PASSES_READ]],
         sweeps=[_readable(one) for one in sorted(sweeps, key=lambda sweep: sweep.at, reverse=True)],
         outbox=_measure_outbox(now),

@@ -23,7 +23,7 @@ from queues.rules.freshness import freshness_of_list
 from queues.rules.listing import LENGTH, STALLED, add_up, count_by_state, whose, with_first_sample
 from queues.rules.thresholds import Thresholds
 from rabbit.entities import Node
-from rabbit.names import NameKind, kind_of_queue, readable
+from rabbit.names import FEDERATION_QUEUE, NameKind, kind_of_queue, readable
 from rabbit.requests.sending import JSONObject
 from status import facts, rules
 from status.facts import BrokerFacts, GuardianFacts
@@ -392,7 +392,7 @@ def _unowned() -> tuple[Named, Named, Named]:
     for id_, name, vhost, registered in longest_first.values_list("id", "name", "vhost", "registered"):
         all_ids.append(id_)
         # Names matter only in this vhost. A name with a user who does not exist follows the pattern.
-        if vhost == settings.GUARDIAN_PULSE_VHOST and not registered:
+        if vhost == settings.GUARDIAN_PULSE_VHOST and not registered and not name.startswith(FEDERATION_QUEUE):
             by_kind.setdefault(kind_of_queue(name), []).append(id_)
     named = [all_ids, by_kind.get(NameKind.MISNAMED, []), by_kind.get(NameKind.UNPATTERNED, [])]
     queues = Queue.objects.in_bulk({id_ for ids in named for id_ in ids[:NAMES_SHOWN]})

@@ -20,8 +20,8 @@ from django.views.decorators.http import require_safe
 from accounts.admin.audit_trail import actor_of, details_of, thing_of
 from accounts.models import AuditEntry, PulseUser
 from core.formatting import counted
+from queues.actions.endings import BY_PEOPLE, describe_event
 from queues.models import Queue, QueueEvent
-from queues.pages.queue import BY_PEOPLE, describe_event
 from queues.pages.visitors import Request
 from rabbit.names import readable
 from status.views import operation_page, operators_only

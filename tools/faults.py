@@ -10,7 +10,8 @@ from tools.load import Request
 RECOVERY_SECONDS = {"RabbitMQ": 20, "the mail server": 20, "PostgreSQL": 110, "web": 110}
 """How long after a fault of this part requests may still get 503.
 
-Connections are pooled. If a web process is killed or loses PostgreSQL, its lock on a Pulse user expires after 100 s.
+Connections are pooled. If a web process is killed or loses PostgreSQL, its lock on a queue expires after 90 s. Its lock
+on a Pulse user lasts longer than this: ``core.locks.lock_seconds()``.
 """
 
 

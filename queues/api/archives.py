@@ -26,6 +26,7 @@ from core.confirmation import ConfirmationRequired
 from core.endpoints import MAX_SEARCH_LENGTH, ConfirmField, StrictParameters, read, takes
 from core.links import absolute_url
 from queues.actions import peek
+from queues.api.serializers import LiteralNameField
 from queues.archives import reading, replay, restore
 from queues.archives.download import download
 from queues.archives.restore import Wanted
@@ -33,7 +34,6 @@ from queues.archives.searching import Search
 from queues.models import Archive, Replay
 from queues.rules.listing import ArchiveFilter
 from queues.rules.restoring import LEAVABLE
-from rabbit.names import MAX_NAME_BYTES
 
 MAX_PAGE = 100
 
@@ -118,8 +118,8 @@ class MessageSerializer(serializers.Serializer[Any]):
 class TargetSerializer(serializers.Serializer[Any]):
     """Where messages are sent to: a queue or an exchange."""
 
-    queue = serializers.CharField(required=False, max_length=MAX_NAME_BYTES)
-    exchange = serializers.CharField(required=False, max_length=MAX_NAME_BYTES)
+    queue = LiteralNameField(required=False)
+    exchange = LiteralNameField(required=False)
 
 
 @extend_schema_serializer(
@@ -151,9 +151,7 @@ class StartReplaySerializer(serializers.Serializer[Any]):
 class StartRestoreSerializer(serializers.Serializer[Any]):
     """A restore to start."""
 
-    queue = serializers.CharField(
-        required=False, max_length=MAX_NAME_BYTES, trim_whitespace=False, help_text="By default the archived one."
-    )
+    queue = LiteralNameField(required=False, help_text="By default the archived one.")
     first = serializers.IntegerField(required=False, min_value=1, help_text="The position of the first message.")
     last = serializers.IntegerField(required=False, min_value=1, help_text="The position of the last message.")
     without = serializers.ListField(

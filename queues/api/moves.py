@@ -19,9 +19,11 @@ from accounts.api.fields import HexUUIDField, OwnerEmailField
 from accounts.api.views import Request
 from core.endpoints import StrictParameters
 from core.rest import PROBLEM, problem_details
+from queues.api.archives import TargetSerializer
+from queues.api.serializers import LiteralNameField
 from queues.models import Move, Queue
 from queues.moves import moving, sending_back
-from queues.moves.moving import Target
+from queues.moves.moving import Destination
 from queues.moves.sending_back import GroupsUnconfirmed
 from queues.rules.dead_letters import Group
 from rabbit.names import MAX_NAME_BYTES
@@ -30,24 +32,16 @@ ORIGIN = "origin"
 NAME = {"type": "string", "maxLength": MAX_NAME_BYTES}
 
 
-class MoveTargetSerializer(serializers.Serializer[Any]):
-    """A queue, or an exchange."""
+class MoveTargetSerializer(TargetSerializer):
+    """A queue, or an exchange. Without a routing key, each message keeps its own."""
 
-    queue = serializers.CharField(required=False, max_length=MAX_NAME_BYTES, trim_whitespace=False)
-    exchange = serializers.CharField(required=False, max_length=MAX_NAME_BYTES, trim_whitespace=False)
-    routing_key = serializers.CharField(
-        required=False,
-        allow_blank=True,
-        max_length=MAX_NAME_BYTES,
-        trim_whitespace=False,
-        help_text="For the exchange. Without it, each message keeps its own.",
-    )
+    routing_key = LiteralNameField(required=False, allow_blank=True)
 
 
 @extend_schema_field(
     {
         "oneOf": [
-            {"type": "object", "properties": dict.fromkeys(Target._fields, NAME)},
+            {"type": "object", "properties": dict.fromkeys(Destination._fields, NAME)},
             {
                 "type": "string",
                 "enum": [ORIGIN],
@@ -59,25 +53,21 @@ class MoveTargetSerializer(serializers.Serializer[Any]):
 class TargetField(serializers.Field):  # type: ignore[type-arg]  # its types differ between versions of the stubs
     """A queue or an exchange, or the text "origin"."""
 
-    def to_internal_value(self, data: Any) -> Target | None:
+    def to_internal_value(self, data: Any) -> Destination | None:
         if data == ORIGIN:
             return None
         target = MoveTargetSerializer(data=data)
         target.is_valid(raise_exception=True)
-        return Target(**target.validated_data)
+        return Destination(**target.validated_data)
 
 
 class GroupKeySerializer(serializers.Serializer[Any]):
     """A group of dead letters, as a 409 listed it. Its other fields are ignored."""
 
-    exchange = serializers.CharField(
-        allow_blank=True, trim_whitespace=False, max_length=MAX_NAME_BYTES, help_text="Empty: the default exchange."
-    )
-    routing_key = serializers.CharField(allow_blank=True, trim_whitespace=False, max_length=MAX_NAME_BYTES)
+    exchange = LiteralNameField(allow_blank=True, help_text="Empty: the default exchange.")
+    routing_key = LiteralNameField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True, trim_whitespace=False, max_length=1_000)
-    queue = serializers.CharField(
-        trim_whitespace=False, max_length=MAX_NAME_BYTES, help_text="The queue in which the messages died."
-    )
+    queue = LiteralNameField(help_text="The queue in which the messages died.")
 
 
 class GroupSerializer(serializers.Serializer[Group]):

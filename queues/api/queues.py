@@ -71,7 +71,7 @@ class Queues(StrictParameters, mixins.ListModelMixin, mixins.RetrieveModelMixin,
         return seen.select_related("pulse_user", "owner", "acknowledged_by").prefetch_related("pulse_user__owners")
 
     def get_serializer_context(self) -> dict[str, Any]:
-        freshness = freshness_of_list(Watch.objects.filter(id=1).first())
+        freshness = freshness_of_list(Watch.current())
         return {**super().get_serializer_context(), "freshness": freshness}
 
     @extend_schema(request=LimitsSerializer, responses={200: QueueSerializer, 409: ConfirmationRequired})

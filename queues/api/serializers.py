@@ -27,6 +27,7 @@ from queues.rules.freshness import Freshness
 from queues.rules.reminders import is_acknowledged
 from queues.rules.states import Condition, Level
 from rabbit.entities import Binding, PublishedBy
+from rabbit.names import MAX_NAME_BYTES
 
 QUEUE = {
     "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
@@ -69,6 +70,13 @@ BINDING = {
     "routing_key": "build.#",
     "arguments": {},
 }
+
+
+class LiteralNameField(serializers.CharField):
+    """A name or routing key on the broker, with the spaces that it begins or ends with."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(trim_whitespace=False, max_length=MAX_NAME_BYTES, **kwargs)
 
 
 class DiagnosisSerializer(serializers.Serializer[Diagnosis]):

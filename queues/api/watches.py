@@ -15,10 +15,10 @@ from accounts.api.fields import HexUUIDField
 from accounts.api.views import Request
 from core.endpoints import StrictParameters, read
 from queues.api.archives import MESSAGE, MessageSerializer
+from queues.api.serializers import LiteralNameField
 from queues.archives import reading
 from queues.models import MessageWatch, Queue
 from queues.watching import polling, starting
-from rabbit.names import MAX_NAME_BYTES
 
 
 @extend_schema_serializer(
@@ -32,12 +32,10 @@ from rabbit.names import MAX_NAME_BYTES
 class StartWatchSerializer(serializers.Serializer[Any]):
     """What to watch: an exchange, or the bindings of a queue."""
 
-    exchange = serializers.CharField(required=False, allow_blank=True, trim_whitespace=False, max_length=MAX_NAME_BYTES)
-    routing_key = serializers.CharField(
+    exchange = LiteralNameField(required=False, allow_blank=True)
+    routing_key = LiteralNameField(
         default="#",
         allow_blank=True,
-        trim_whitespace=False,
-        max_length=MAX_NAME_BYTES,
         help_text="A pattern of a topic exchange, or the key of a direct one. Others ignore it.",
     )
     queue = serializers.UUIDField(required=False, help_text="The queue's UUID.")

@@ -77,7 +77,7 @@ class MoveRefused(Refusal):
     field = "to"
 
 
-class Target(NamedTuple):
+class Destination(NamedTuple):
     """A queue, or an exchange with a routing key for all messages (None: each keeps its own)."""
 
     queue: str = ""
@@ -93,7 +93,7 @@ class Plan(NamedTuple):
     room: Room
 
 
-def plan(queue: Queue, by: Owner, to: Target, count: int | None = None, *, is_copy: bool = False) -> Plan:
+def plan(queue: Queue, by: Owner, to: Destination, count: int | None = None, *, is_copy: bool = False) -> Plan:
     """Return what moving or copying the first ``count`` messages would do. Raises Refusal if it would be refused."""
     require_source(queue, by)
     require_target(queue, by, to)
@@ -118,7 +118,7 @@ def plan(queue: Queue, by: Owner, to: Target, count: int | None = None, *, is_co
 def start(
     queue: Queue,
     by: Owner,
-    to: Target,
+    to: Destination,
     count: int | None = None,
     *,
     is_copy: bool = False,
@@ -210,7 +210,7 @@ def may_move(queue: Queue, by: Owner) -> bool:
     return True
 
 
-def require_target(queue: Queue, by: Owner, to: Target) -> None:
+def require_target(queue: Queue, by: Owner, to: Destination) -> None:
     """Require that the target belongs to an owner of the queue's Pulse user, who is ``by`` unless an operator acts."""
     if bool(to.queue) == bool(to.exchange):
         raise MoveRefused("Name either a queue or an exchange.")
@@ -321,7 +321,7 @@ def _judge_again(move: Move) -> None:
     try:
         require_source(move.queue, by)
         if not move.to_origin:
-            require_target(move.queue, by, Target(move.to_queue, move.to_exchange))
+            require_target(move.queue, by, Destination(move.to_queue, move.to_exchange))
     except MoveRefused as error:
         raise MoveRefused(f"{NO_ACCESS} {error}" if str(error) != NO_ACCESS else NO_ACCESS) from error
 

@@ -97,7 +97,7 @@ def _destroy(
         "trouble": trouble,
         "ready": live.ready if live.ready is not None else queue.ready,
         "consumers": live.consumers if live.consumers is not None else queue.consumers,
-        "stored_at": freshness_of_list(Watch.objects.filter(id=1).first()).listed_at if live.ready is None else None,
+        "stored_at": freshness_of_list(Watch.current()).listed_at if live.ready is None else None,
         "why_unknown": live.why_unknown,
         "bindings": bindings_shown(live.bindings) if live.bindings is not None else None,
     }

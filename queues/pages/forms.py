@@ -45,6 +45,11 @@ class LimitsForm(PlainForm):
         widget=TimeInput,
     )
 
+    def changes(self) -> dict[str, Any]:
+        """Return the limits that were changed. Without an end, they are permanent."""
+        changed = {name: self.cleaned_data[name] for name in self.changed_data}
+        return {**changed, "limits_until": self.cleaned_data["limits_until"]} if changed else {}
+
 
 class LimitRequestForm(PlainForm):
     max_length = forms.IntegerField(

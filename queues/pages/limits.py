@@ -1,5 +1,6 @@
 """Pages on which operators set the limits of a queue, and owners ask for higher ones."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -24,8 +25,10 @@ from queues.rules.temporary_limits import limits_of, old_limit
 from rabbit.names import readable
 
 
-def _initial(queue: Queue) -> dict[str, Any]:
-    return {**limits_of(queue), "limits_until": queue.limits_until}
+def shared_limits(queues: Iterable[Queue]) -> dict[str, Any]:
+    """Return the limits that all these queues have."""
+    first, *others = [{**limits_of(queue), "limits_until": queue.limits_until} for queue in queues]
+    return {name: value for name, value in first.items() if all(one[name] == value for one in others)}
 
 
 def _as_sent(form: LimitsForm) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     name = readable(queue.name)
     if not request.user.is_staff:
         return _refused(request, queue)
-    initial = _initial(queue)
+    initial = shared_limits([queue])
     wanted = request.GET.get("max_length", "")
     data = request.POST if request.method == "POST" else None
     if data is None and wanted.isascii() and wanted.isdecimal():  # the link in the mail about a request
@@ -53,10 +56,7 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         typed, confirm = typed_confirmation(request, name)
         try:
-            changed = {field: form.cleaned_data[field] for field in form.changed_data}
-            if changed:  # without an end, changed limits are permanent
-                changed["limits_until"] = form.cleaned_data["limits_until"]
-            single.set_limits(queue, request.user, confirm=confirm, **changed)
+            single.set_limits(queue, request.user, confirm=confirm, **form.changes())
         except ValidationError as error:
             form.add_error(None, error)
         except ConfirmationRequired as required:
@@ -101,7 +101,7 @@ def queue_limit_decline(request: Request, uuid: UUID) -> HttpResponse:
         return _refused(request, queue)
     form = DeclineForm(request.POST)
     if not form.is_valid():
-        return _limits_page(request, queue, LimitsForm(initial=_initial(queue)), form)
+        return _limits_page(request, queue, LimitsForm(initial=shared_limits([queue])), form)
     try:
         limit_requests.decline(queue, request.user, form.cleaned_data["reason"])
     except ValidationError as error:

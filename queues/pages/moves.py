@@ -17,7 +17,7 @@ from django_htmx.http import HttpResponseClientRefresh
 from core.refusals import Refusal
 from queues.models import Move, Queue
 from queues.moves import moving, sending_back
-from queues.moves.moving import BATCH, Target
+from queues.moves.moving import BATCH, Destination
 from queues.pages.destroy import describe_failure
 from queues.pages.queue import seen_queue
 from queues.pages.replays import SLOW_START_SECONDS
@@ -68,11 +68,11 @@ class MoveForm(forms.Form):
             del self.fields["copy"]
 
     @property
-    def target(self) -> Target:
+    def target(self) -> Destination:
         given = self.cleaned_data
         if given["to"] == QUEUE:
-            return Target(queue=given["name"])
-        return Target(exchange=given["name"], routing_key=given["routing_key"] or None)
+            return Destination(queue=given["name"])
+        return Destination(exchange=given["name"], routing_key=given["routing_key"] or None)
 
 
 class CountForm(forms.Form):

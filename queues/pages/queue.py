@@ -17,7 +17,7 @@ from django_htmx.http import HttpResponseClientRefresh
 from accounts.models import Owner
 from core.formatting import rate_in_words
 from queues.actions import limit_requests, rates, single
-from queues.actions.endings import WHY_REMOVED, bindings_at_deletion, ending
+from queues.actions.endings import bindings_at_deletion, describe_event, ending
 from queues.guard import activity, feeding
 from queues.models import Archive, Move, Queue, QueueEvent, QueueSample, Watch
 from queues.moves.moving import may_move
@@ -25,7 +25,7 @@ from queues.pages.queue_list import outlook, rows_of
 from queues.pages.visitors import Request, signed_in
 from queues.rules import charts, diagnosis, states, thresholds
 from queues.rules.freshness import freshness_of_list
-from queues.rules.temporary_limits import LIMITS, old_limit
+from queues.rules.temporary_limits import old_limit
 from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.entities import Binding
 from rabbit.names import readable
@@ -149,7 +149,7 @@ def _now(request: Request, queue: Queue, *, is_limited: bool) -> dict[str, Any]:
 
     ``is_limited``: the broker itself keeps the queue within its deletion limit.
     """
-    watch = Watch.objects.filter(id=1).first()
+    watch = Watch.current()
     freshness = freshness_of_list(watch)
     span = _span(request)
     there = queue.state != Queue.State.GONE
@@ -254,69 +254,3 @@ def _pending_removal(queue: Queue, events: list[QueueEvent], listed_at: datetime
     if queue.state == Queue.State.GONE or not events or events[0].kind != QueueEvent.Kind.REMOVING:
         return None
     return events[0] if listed_at is None or events[0].at > listed_at else None
-
-
-BY_PEOPLE = (
-    QueueEvent.Kind.REMOVING,
-    QueueEvent.Kind.REMOVED,
-    QueueEvent.Kind.PURGED,
-    QueueEvent.Kind.ADJUSTED,
-    QueueEvent.Kind.RESTORED,
-    QueueEvent.Kind.ASKED,
-    QueueEvent.Kind.DECLINED,
-    QueueEvent.Kind.ACKNOWLEDGED,
-)
-
-
-BY_GUARDIAN = (
-    QueueEvent.Kind.DELETED,
-    QueueEvent.Kind.KEPT,
-    QueueEvent.Kind.SKIPPED,
-    QueueEvent.Kind.LIMITS_ENDED,
-    QueueEvent.Kind.LIMITS_KEPT,
-)
-
-
-def describe_event(event: QueueEvent) -> tuple[str, str, str]:
-    """Return an event's kind, its details and its actor, in words. The actor is empty if nobody acted."""
-    what = event.get_kind_display()
-    who = event.by.email if event.by else "a deleted owner" if event.kind in BY_PEOPLE else ""
-    if event.kind in BY_GUARDIAN:
-        who = "Guardian"
-    if event.kind == QueueEvent.Kind.DELETED:
-        what = QueueEvent.Kind.REMOVED.label
-    if "command" in event.details:
-        who = f"the command {event.details['command']}"
-    if "with" in event.details:
-        return what, f"with the Pulse user {event.details['with']}", "Guardian"
-    if event.kind in (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED):
-        count = event.details.get("count", 1)
-        return what, f"{count:,} event{'' if count == 1 else 's'}: {event.details.get('why', '')}", who
-    if event.kind == QueueEvent.Kind.ASKED:
-        until = _until(event.details)
-        return what, f"{event.details['wanted']:,} messages{until}: {event.details['reason']}", who
-    if event.kind == QueueEvent.Kind.DECLINED:
-        return what, event.details["reason"], who
-    if event.kind == QueueEvent.Kind.RESTORED:
-        return what, f"to {readable(to)}" if (to := event.details["to"]) else "", who
-    if "why" in event.details:
-        return what, WHY_REMOVED[event.details["why"]], "Guardian"
-    before, after = event.details.get("before", {}), event.details.get("after", {})
-    changed = [name for name in LIMITS if before.get(name) != after.get(name)]
-    limits = "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed)
-    return what, f"{limits}{_until(after)}".strip(), who
-
-
-def _until(details: Mapping[str, Any]) -> str:
-    """Return the end of limits for a text, or an empty text if they have none."""
-    at = details.get("limits_until")
-    return f" until {datetime.fromisoformat(at):%Y-%m-%d %H:%M %Z}" if at else ""
-
-
-LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warning threshold", "max_length": "deletion limit"}
-
-
-def _limit(value: bool | int | None) -> str:
-    if value is None:
-        return "default"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:,}"

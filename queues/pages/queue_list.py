@@ -165,7 +165,7 @@ def queues_page(request: Request) -> HttpResponse:
     """Show the visitor's queues, to an operator all. An htmx request gets the part that refreshes."""
     mine = Queue.objects.seen_by(request.user)
     groups = count_by_state(mine)
-    freshness = freshness_of_list(Watch.objects.filter(id=1).first())
+    freshness = freshness_of_list(Watch.current())
     pulse_users = PulseUser.objects.seen_by(request.user)
     names = list(pulse_users.values_list("username", flat=True)[: PULSE_USERS_TO_CHOOSE_FROM + 1])
     if not groups:

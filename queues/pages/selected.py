@@ -14,6 +14,7 @@ from core.each import report_attempts
 from queues.actions import selected, single
 from queues.models import Queue
 from queues.pages.forms import LimitsForm
+from queues.pages.limits import shared_limits
 from queues.pages.notices import mute
 from queues.pages.visitors import Request, signed_in
 
@@ -69,11 +70,11 @@ def _limit(request: Request, queues: list[Queue]) -> HttpResponse:
     """Set the same limits for these queues, as an operator."""
     if not request.user.is_staff:
         raise PermissionDenied("Only operators can change the limits of queues.")
-    form = LimitsForm(request.POST if "set" in request.POST else None)
+    form = LimitsForm(request.POST if "set" in request.POST else None, initial=shared_limits(queues))
     if form.is_valid():
         typed, confirm = typed_confirmation(request, _number(queues))
         try:
-            results = single.set_limits_of_all(queues, request.user, form.cleaned_data, confirm)
+            results = single.set_limits_of_all(queues, request.user, form.changes(), confirm)
         except ConfirmationRequired as required:
             about = f"With these limits, the next pass deletes the queues. {fate_of_messages()}"
             return confirm_page(request, required, typed, title="Set these limits?", about=about, back=_list(request))

@@ -40,7 +40,7 @@ from queues.rules.thresholds import (
     relief_bytes,
     resolve,
 )
-from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
+from rabbit.names import FEDERATION_QUEUE, NameKind, QueueName, kind_of_queue, user_of_queue
 from rabbit.snapshot import CLASSIC, TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue, with_type
 
 MISSES_UNTIL_GONE = 2
@@ -337,7 +337,7 @@ class _Comparison:
         kind = kind_of_queue(key[1])
         if kind is NameKind.MISNAMED:
             self.changes.misnamed.append(key[1])
-        elif kind is NameKind.UNPATTERNED:
+        elif kind is NameKind.UNPATTERNED and not key[1].startswith(FEDERATION_QUEUE):
             self.changes.unpatterned += 1
 
     def _updated_row(self, key: QueueName, listed: ListedQueue, ownership: OwnershipFields) -> StoredQueue:

@@ -43,9 +43,8 @@ class Freshness(NamedTuple):
         return is_current(self.counted_at, timezone.now())
 
 
-def freshness_of_list(watch: Watch | None) -> Freshness:
+def freshness_of_list(watch: Watch) -> Freshness:
     """Return how fresh the last list of queues is."""
-    watch = watch or Watch()
     limit = timedelta(seconds=max(LATE_AFTER_SECONDS, LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS))
     late = watch.listed_at is None or timezone.now() - watch.listed_at > limit
     return Freshness(watch.listed_at, late, watch.outage_since is not None, watch.consumers_counted_at)

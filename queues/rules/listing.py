@@ -76,7 +76,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 
     search = CharFilter(method="filter_search", label="Part of the name, or of an owner's address", max_length=255)
     state = ChoiceFilter(choices=STATES, label="State", empty_label="all but gone")
-    vhost = CharFilter(label="Virtual host")
+    vhost = CharFilter(label="Virtual host", strip=False)
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
     without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
     blocked = BooleanFilter(method="filter_blocked", label="Deletion blocked")
@@ -140,8 +140,8 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 
 class ArchiveFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     search = CharFilter(field_name="queue_name", lookup_expr="icontains", label="Part of the name", max_length=255)
-    queue = CharFilter(field_name="queue_name", label="Queue")
-    vhost = CharFilter(label="Virtual host")
+    queue = CharFilter(field_name="queue_name", label="Queue", strip=False)
+    vhost = CharFilter(label="Virtual host", strip=False)
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
 
     class Meta:

@@ -2,14 +2,16 @@ from functools import partial
 
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
-from accounts.models import PulseUser
+from accounts.models import AuditEntry, PulseUser
 from core.refusals import Refusal
 from queues.actions import single
 from queues.guard import destroying
 from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent
-from tests.support.toolbox import amqp_answers_lost, in_parallel, queue_names
+from tests.support.toolbox import amqp_answers_lost, in_parallel, queue_names, stored_queue
 
 pytestmark = pytest.mark.usefixtures("guarded", "pulse_user")
 
@@ -137,6 +139,26 @@ def test_an_unset_limit_falls_back_to_the_pulse_users(queue, operator):
     single.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
     queue.refresh_from_db()
     assert queue.warn_length == 3
+
+
+def test_limits_of_many_queues_take_constant_statements_and_fail_singly(operator, pulse_user):
+    def set_limits(queues, **limits):
+        with CaptureQueriesContext(connection) as captured:
+            results = single.set_limits_of_all(queues, operator, limits)
+        return len(captured), len(results.succeeded), len(results.failed)
+
+    queues = [stored_queue(f"queue/alice/{number}", ready=1, unacknowledged=0) for number in range(41)]
+    set_limits(queues[:1], unbounded=True)
+    statements = set_limits(queues[1:6], unbounded=True)[0]
+    assert set_limits(queues[6:], unbounded=True) == (statements, 35, 0)
+    entries = AuditEntry.objects.filter(event="changed", content_type__model="queue")
+    assert {entry.object_id for entry in entries} == {queue.pk for queue in queues}
+    assert {(entry.actor_email, *entry.changes["unbounded"]) for entry in entries} == {
+        (operator.email, "False", "True")
+    }
+    PulseUser.objects.update(max_length=5)
+    Queue.objects.filter(pk=queues[0].pk).update(pulse_user=pulse_user)
+    assert set_limits(queues, warn_length=6)[1:] == (40, 1)
 
 
 def test_setting_limits_keeps_what_a_pass_wrote_meanwhile(queue, operator):

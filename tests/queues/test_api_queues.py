@@ -8,7 +8,11 @@ from accounts.models import Owner
 from notifications import preferences
 from notifications.models import Channel
 from queues.actions import single
+from queues.api.archives import StartRestoreSerializer, TargetSerializer
+from queues.api.moves import GroupKeySerializer, MoveTargetSerializer
+from queues.api.watches import StartWatchSerializer
 from queues.models import Queue, QueueSample, Watch
+from queues.rules.listing import ArchiveFilter, QueueFilter
 from tests.support.api import Program
 from tests.support.toolbox import call_before, stored_queue, wait_until
 
@@ -297,3 +301,22 @@ def test_bindings_of_a_gone_queue_answer_404(alice, pulse_user, guarded):
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
     Queue.objects.update(state="ok")  # as before the next pass
     assert Program(alice).get(f"queues/{queue.uuid}/bindings/").status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        (TargetSerializer().fields, "queue exchange"),
+        (MoveTargetSerializer().fields, "queue exchange routing_key"),
+        (GroupKeySerializer().fields, "queue exchange routing_key"),
+        (StartRestoreSerializer().fields, "queue"),
+        (StartWatchSerializer().fields, "exchange routing_key"),
+        (QueueFilter().form.fields, "vhost"),
+        (ArchiveFilter().form.fields, "queue vhost"),
+    ],
+)
+def test_names_on_the_broker_keep_their_spaces(fields, names):
+    for name in names.split():
+        field = fields[name]
+        check = field.run_validation if hasattr(field, "run_validation") else field.clean
+        assert check(" a ") == " a "

@@ -483,18 +483,6 @@ def test_the_action_that_removes_pulse_users_shows_the_messages_first(admin, liv
     assert queue_names(management, guarded) == set()
 
 
-def test_limits_of_several_queues_have_one_effect_and_are_set_together(admin, pulse_user, queue):
-    queues = [queue, store("queue/alice/second", 500, pulse_user=pulse_user), store("queue/alice/short", 5)]
-    page = confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="10", max_length="20")
-    assert "This deletes 2 queues with 920 messages." in page.text
-    assert set(Queue.objects.values_list("max_length", flat=True)) == {None}
-    again = confirm(admin, page, warn_length="10", max_length="21")
-    assert "The confirmation is for another change" in again.text
-    answer = confirm(admin, again, warn_length="10", max_length="21")
-    assert messages_of(answer)[0].startswith("3 are updated")
-    assert set(Queue.objects.values_list("max_length", flat=True)) == {21}
-
-
 def test_the_page_of_the_last_token_asks_before_agents_lose_their_queues(as_alice, alice, agents_queue):
     token, _ = create_token(alice, "nightly")
     path = f"/tokens/{token.uuid}/revoke/"

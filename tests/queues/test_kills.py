@@ -160,7 +160,7 @@ def test_a_killed_move_is_finished_and_loses_no_message(type_, amqp, alice, monk
         amqp.publish(names[0], 5)
         wait_until_equal(lambda: amqp.ready(names[0]), 5)
         once.run_once()
-        return names, moving.start(Queue.objects.get(name=names[0]), alice, moving.Target(queue=names[1]))
+        return names, moving.start(Queue.objects.get(name=names[0]), alice, moving.Destination(queue=names[1]))
 
     def check(prepared, death):
         (source, target), move = prepared

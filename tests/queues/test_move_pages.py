@@ -72,7 +72,7 @@ def test_a_move_that_is_refused_has_an_error_at_the_name(dead, as_alice):
 
 
 def test_a_move_is_stopped_on_its_page(dead, as_alice, alice):
-    move = moving.start(dead, alice, moving.Target(queue=TO))
+    move = moving.start(dead, alice, moving.Destination(queue=TO))
     page = as_alice.post(f"/queues/{dead.uuid}/moves/{move.uuid}/stop/", follow=True).text
     assert "Stopped after 0 of 4 messages." in page
 
@@ -87,7 +87,7 @@ def test_a_move_is_stopped_on_its_page(dead, as_alice, alice):
     ],
 )
 def test_the_result_says_what_became_of_the_messages(dead, as_alice, alice, fields, says):
-    move = moving.start(dead, alice, moving.Target(queue=TO))
+    move = moving.start(dead, alice, moving.Destination(queue=TO))
     Move.objects.update(**fields)
     assert says in as_alice.get(f"/queues/{dead.uuid}/moves/{move.uuid}/").text
 

@@ -14,7 +14,7 @@ from queues.guard import consumer_health, deleter, destroying, monitor
 from queues.guard.once import run_once
 from queues.models import Move, Queue
 from queues.moves import moving, sending_back
-from queues.moves.moving import HEADER, MoveRefused, Target
+from queues.moves.moving import HEADER, Destination, MoveRefused
 from queues.moves.sending_back import GroupsUnconfirmed
 from queues.rules.dead_letters import SENT_BACK
 from rabbit.confirmed import ConfirmChannel, ConfirmedPublisher
@@ -63,7 +63,7 @@ def moved(move, *, sent=None, state="done"):
 def test_messages_move_in_their_order(amqp, alice, queue, type_, count):
     source = queue(FROM, 25, type_)
     queue(TO, 0, type_)
-    move = moving.start(source, alice, Target(queue=TO), count)
+    move = moving.start(source, alice, Destination(queue=TO), count)
     assert move.total == (count or 25)
     moved(move, sent=move.total)
     wait_until_equal(lambda: amqp.ready(TO), move.total)
@@ -79,7 +79,7 @@ def test_properties_and_headers_move_along_without_what_routes_or_expires(amqp, 
     properties = pika.BasicProperties(headers=headers, expiration="60000", message_id="m", delivery_mode=2)
     amqp.channel.basic_publish("", FROM, b"7", properties)
     amqp.taken("queue/bob/secret")
-    move = moved(moving.start(source, alice, Target(queue=TO)), sent=1)
+    move = moved(moving.start(source, alice, Destination(queue=TO)), sent=1)
     [(_, got, body)] = amqp.taken(TO)
     assert (body, got.expiration, got.message_id, got.headers["n"]) == (b"7", None, "m", 1)
     assert got.headers[ORIGINAL_HEADER] == {
@@ -96,7 +96,7 @@ def test_messages_move_to_an_exchange_with_their_routing_keys_or_another_one(amq
     amqp.channel.exchange_declare(EXCHANGE, "topic")
     amqp.queue("other")
     amqp.channel.queue_bind("other", EXCHANGE, "#")
-    moved(moving.start(source, alice, Target(exchange=EXCHANGE, routing_key=key)), sent=2)
+    moved(moving.start(source, alice, Destination(exchange=EXCHANGE, routing_key=key)), sent=2)
     assert [method.routing_key for method, _, _ in amqp.taken("other")] == [key or FROM] * 2
 
 
@@ -110,14 +110,14 @@ def test_large_messages_move_in_small_batches(amqp, alice, queue, monkeypatch):
     monkeypatch.setattr(
         ConfirmedPublisher, "publish", lambda self, batch, *to: sizes.append(len(batch)) or real(self, batch, *to)
     )
-    moved(moving.start(source, alice, Target(queue=TO)), sent=15)
+    moved(moving.start(source, alice, Destination(queue=TO)), sent=15)
     assert sizes == [10, 2, 2, 1]
     assert amqp.numbers(TO) == list(range(15))
 
 
 def test_a_copy_leaves_the_messages_marked_as_redelivered(amqp, alice, queue):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO), is_copy=True)
+    move = moving.start(source, alice, Destination(queue=TO), is_copy=True)
     moved(move, sent=10)
     assert amqp.numbers(TO) == list(range(10))
     left = amqp.taken(FROM)
@@ -133,41 +133,41 @@ def test_a_move_is_refused_with_the_reason(amqp, alice, bob, operator, queue, se
     PulseUser.objects.create(username="bob", ready=True).owners.add(bob)
     queue("queue/bob/to")
     for of, by, to, why in (
-        (source, alice, Target(queue=FROM), "in this queue already"),
-        (source, alice, Target(queue="queue/bob/to"), "starts with queue/alice/"),
-        (source, operator, Target(queue="queue/bob/to"), "starts with queue/alice/"),
-        (source, alice, Target(exchange="amq.topic"), "starts with queue/alice/"),
-        (source, alice, Target(queue="queue/alice/none"), "no queue or exchange of this name"),
-        (source, alice, Target(), "either a queue or an exchange"),
-        (source, alice, Target(queue="queue/alice/" + "é" * 128), "longer than 255 bytes"),
-        (source, alice, Target(queue="queue/alice/short"), "keeps at most 5 messages in that queue and drops"),
-        (source, bob, Target(queue="queue/alice/empty"), "may no longer move"),
-        (Queue.objects.get(name="queue/alice/empty"), alice, Target(queue=FROM), "no ready messages"),
+        (source, alice, Destination(queue=FROM), "in this queue already"),
+        (source, alice, Destination(queue="queue/bob/to"), "starts with queue/alice/"),
+        (source, operator, Destination(queue="queue/bob/to"), "starts with queue/alice/"),
+        (source, alice, Destination(exchange="amq.topic"), "starts with queue/alice/"),
+        (source, alice, Destination(queue="queue/alice/none"), "no queue or exchange of this name"),
+        (source, alice, Destination(), "either a queue or an exchange"),
+        (source, alice, Destination(queue="queue/alice/" + "é" * 128), "longer than 255 bytes"),
+        (source, alice, Destination(queue="queue/alice/short"), "keeps at most 5 messages in that queue and drops"),
+        (source, bob, Destination(queue="queue/alice/empty"), "may no longer move"),
+        (Queue.objects.get(name="queue/alice/empty"), alice, Destination(queue=FROM), "no ready messages"),
     ):
         with pytest.raises(Refusal, match=why):
             moving.start(of, by, to)
     with pytest.raises(MoveRefused, match="Only messages of classic queues can be copied"):
-        moving.start(quorum, alice, Target(queue=FROM), is_copy=True)
+        moving.start(quorum, alice, Destination(queue=FROM), is_copy=True)
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 15
     with pytest.raises(Refusal, match="over its deletion limit of 15"):
-        moving.start(source, alice, Target(queue="queue/alice/empty"))
+        moving.start(source, alice, Destination(queue="queue/alice/empty"))
     assert not Move.objects.exists()
-    moving.start(source, alice, Target(queue="queue/alice/empty"), 15)
+    moving.start(source, alice, Destination(queue="queue/alice/empty"), 15)
     with pytest.raises(MoveRefused, match="being moved already"):
-        moving.start(source, alice, Target(queue="queue/alice/short"), 1)
+        moving.start(source, alice, Destination(queue="queue/alice/short"), 1)
 
 
 def test_messages_move_to_another_pulse_user_of_the_same_owner(amqp, alice, queue):
     PulseUser.objects.create(username="alice-2", ready=True).owners.add(alice)
     source, _ = queue(FROM, 1), queue("queue/alice-2/to")
-    moved(moving.start(source, alice, Target(queue="queue/alice-2/to")), sent=1)
+    moved(moving.start(source, alice, Destination(queue="queue/alice-2/to")), sent=1)
 
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_a_full_target_ends_a_move_and_loses_nothing(amqp, alice, queue, type_):
     source = queue(FROM, 20, type_)
     queue(TO, 0, **{"x-max-length": 5, "x-overflow": "reject-publish"})
-    move = moved(moving.start(source, alice, Target(queue=TO)), state="failed")
+    move = moved(moving.start(source, alice, Destination(queue=TO)), state="failed")
     assert "the queue is full" in move.error
     there, left = amqp.numbers(TO), None
     wait_until_equal(lambda: amqp.ready(FROM), 20 - len(there))
@@ -177,7 +177,7 @@ def test_a_full_target_ends_a_move_and_loses_nothing(amqp, alice, queue, type_):
 
 
 @pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("to", [Target(queue=TO), Target(exchange=EXCHANGE)])
+@pytest.mark.parametrize("to", [Destination(queue=TO), Destination(exchange=EXCHANGE)])
 def test_a_target_deleted_meanwhile_ends_a_move(amqp, alice, queue, type_, to):
     source = queue(FROM, 20, type_)
     queue(TO)
@@ -201,7 +201,7 @@ def test_a_target_deleted_meanwhile_ends_a_move(amqp, alice, queue, type_, to):
 )
 def test_a_move_ends_when_rights_are_withdrawn_midway(amqp, alice, queue, monkeypatch, type_, withdraw):
     source, _ = queue(FROM, 25, type_), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     call_after(monkeypatch, ConfirmedPublisher, "publish", withdraw)
     moved(move, sent=10, state="failed")
     assert move.error == moving.NO_ACCESS
@@ -211,7 +211,7 @@ def test_a_move_ends_when_rights_are_withdrawn_midway(amqp, alice, queue, monkey
 
 def test_a_move_is_stopped_and_sends_nothing_more(amqp, alice, queue, monkeypatch):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     call_before(monkeypatch, ConfirmedPublisher, "publish", lambda: moving.stop(move, alice))
     moved(move, sent=10, state="stopped")
     assert (amqp.numbers(TO), amqp.numbers(FROM)) == (list(range(10)), list(range(10, 25)))
@@ -219,7 +219,7 @@ def test_a_move_is_stopped_and_sends_nothing_more(amqp, alice, queue, monkeypatc
 
 def test_a_step_ends_in_time_and_the_next_one_continues(amqp, alice, queue):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     assert moving.run_due(0.0) == 0
     moved(move, sent=25)
     assert move.repeated == 0
@@ -228,7 +228,7 @@ def test_a_step_ends_in_time_and_the_next_one_continues(amqp, alice, queue):
 @pytest.mark.parametrize("type_", TYPES)
 def test_lost_confirms_repeat_one_batch_with_the_same_keys(amqp, alice, queue, settings, broker, monkeypatch, type_):
     source, _ = queue(FROM, 25, type_), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
         call_before(monkeypatch, ConfirmChannel, "wait", lambda: proxy.cut_after(0))
@@ -244,7 +244,7 @@ def test_lost_confirms_repeat_one_batch_with_the_same_keys(amqp, alice, queue, s
 @pytest.mark.parametrize("type_", TYPES)
 def test_lost_acknowledgements_repeat_one_batch(amqp, alice, queue, settings, broker, monkeypatch, type_):
     source, _ = queue(FROM, 25, type_), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
         call_after(monkeypatch, ConfirmedPublisher, "publish", lambda: proxy.cut_after(0))
@@ -262,7 +262,7 @@ def test_lost_acknowledgements_repeat_one_batch(amqp, alice, queue, settings, br
 
 def test_without_the_broker_a_move_waits(amqp, alice, queue, settings, broker):
     source, _ = queue(FROM, 5), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     settings.RABBIT_URL = AWAY_AMQP
     assert moving.run_due() == 0
     settings.RABBIT_URL = broker.amqp_url
@@ -271,7 +271,7 @@ def test_without_the_broker_a_move_waits(amqp, alice, queue, settings, broker):
 
 def test_consumers_share_the_queue_with_a_move(amqp, alice, queue):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     amqp.take(FROM, 20)
     moved(move, sent=5)
 
@@ -281,7 +281,7 @@ def test_a_single_active_consumer_of_a_quorum_queue_gets_all_messages(amqp, alic
     queue(TO)
     amqp.channel.basic_qos(prefetch_count=1)
     amqp.channel.basic_consume(FROM, lambda *_: None)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     moved(move, sent=0, state="failed")
     assert "A single active consumer gets all messages" in move.error
 
@@ -290,7 +290,7 @@ def test_an_auto_delete_queue_is_there_after_a_move(amqp, alice, queue):
     amqp.queue(FROM, 5, auto_delete=True)
     run_once()
     queue(TO)
-    moved(moving.start(Queue.objects.get(name=FROM), alice, Target(queue=TO)), sent=5)
+    moved(moving.start(Queue.objects.get(name=FROM), alice, Destination(queue=TO)), sent=5)
     assert amqp.ready(FROM) == 0
 
 
@@ -305,8 +305,8 @@ def test_a_message_that_goes_to_the_queues_end_is_routed_nowhere_else_and_has_a_
     with session(source.vhost) as opened:  # a first delivery
         list(Fetch(opened, FROM, queue_type="quorum").batches(2, Bounds(2, 1000, 2)))
     wait_until_equal(lambda: amqp.ready(FROM), 2)
-    moved(moving.start(source, alice, Target(queue=TO), 1), sent=0, state="failed")
-    moved(moving.start(source, alice, Target(queue=TO), 1), sent=0, state="failed")
+    moved(moving.start(source, alice, Destination(queue=TO), 1), sent=0, state="failed")
+    moved(moving.start(source, alice, Destination(queue=TO), 1), sent=0, state="failed")
     wait_until_equal(lambda: amqp.ready(FROM), 2)
     assert amqp.taken("queue/bob/secret") == []
     keys = [got.headers[HEADER] for _, got, _ in amqp.taken(FROM)]
@@ -315,7 +315,7 @@ def test_a_message_that_goes_to_the_queues_end_is_routed_nowhere_else_and_has_a_
 
 def test_a_step_goes_on_where_another_process_just_ended_its_step(amqp, alice, queue, monkeypatch):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO), 10)
+    move = moving.start(source, alice, Destination(queue=TO), 10)
     call_before(monkeypatch, moving, "lock_messages", lambda: Move.objects.update(sent=7))
     moved(move, sent=10)
     assert amqp.ready(TO) == 3
@@ -323,11 +323,11 @@ def test_a_step_goes_on_where_another_process_just_ended_its_step(amqp, alice, q
 
 def test_a_queue_about_to_be_deleted_waits_for_the_deleter(amqp, alice, queue):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     Queue.objects.filter(name=FROM).update(max_length=20)
     monitor.run_pass()
     with pytest.raises(MoveRefused, match="about to archive and delete"):
-        moving.start(Queue.objects.get(name=FROM), alice, Target(queue=TO), 1)
+        moving.start(Queue.objects.get(name=FROM), alice, Destination(queue=TO), 1)
     with raising(moving, "lock_messages", AssertionError("the deleter needs the lock")):
         assert moving.run_due() == 0
     assert deleter.run().deleted == 1
@@ -338,7 +338,7 @@ def test_a_queue_about_to_be_deleted_waits_for_the_deleter(amqp, alice, queue):
 
 def test_a_move_continues_after_a_deletion_that_was_called_off(amqp, alice, queue):
     source, _ = queue(FROM, 25), queue(TO)
-    move = moving.start(source, alice, Target(queue=TO))
+    move = moving.start(source, alice, Destination(queue=TO))
     Queue.objects.filter(name=FROM).update(max_length=20)
     monitor.run_pass()
     amqp.take(FROM, 10)
@@ -349,7 +349,7 @@ def test_a_move_continues_after_a_deletion_that_was_called_off(amqp, alice, queu
 
 def test_a_move_and_the_deleter_never_fetch_at_the_same_time(amqp, alice, queue, monkeypatch):
     source, _ = queue(FROM, 25), queue(TO)
-    moving.start(source, alice, Target(queue=TO))
+    moving.start(source, alice, Destination(queue=TO))
     Queue.objects.filter(name=FROM).update(max_length=20)
     outcomes = []
 
@@ -369,7 +369,7 @@ def test_a_move_and_the_deleter_never_fetch_at_the_same_time(amqp, alice, queue,
 def test_the_consumer_of_a_move_is_nobodys(alice, queue):
     source, _ = queue(FROM, 5), queue(TO)
     before = len(consumer_health._stored_states())
-    moving.start(source, alice, Target(queue=TO))
+    moving.start(source, alice, Destination(queue=TO))
     assert len(consumer_health._stored_states()) == before - 1
 
 

@@ -10,9 +10,9 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from queues.actions import rates, single
+from queues.actions.endings import describe_event
 from queues.guard.once import run_once
 from queues.models import Queue, QueueEvent, QueueSample, Watch
-from queues.pages.queue import describe_event
 from queues.rules.thresholds import FETCH_PAUSE
 from rabbit.names import readable
 from tests.support.api import Program

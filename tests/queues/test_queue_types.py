@@ -148,7 +148,7 @@ def test_queues_of_federation_and_shovels_are_not_deleted_for_their_name(guarded
         wait_until(lambda: len(queue_names(management, "/")) == 5)  # with the shovel's own queue, amq.gen-…
         kept = queue_names(management, "/") - {"stray", "evasive"}
         report = once.run_once()
-        assert (report.deleted, report.errors) == (2, [])
+        assert (report.deleted, report.unpatterned, report.errors) == (2, 2, [])
         assert queue_names(management, "/") == kept
     finally:
         management.delete_vhost("downstream")

@@ -6,7 +6,7 @@ from queues.actions.selected import MAX_SELECTED
 from queues.guard.once import run_once
 from queues.models import Archive, Queue, Watch
 from tests.support.api import Program
-from tests.support.toolbox import brake_counts, queue_names, stored_queue
+from tests.support.toolbox import AWAY_AMQP, brake_counts, queue_names, stored_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -73,6 +73,15 @@ def test_the_api_names_the_selected_queue_that_failed_and_goes_on(listed, alice,
     assert "The broker doesn't list the queue at the moment." in done["failed"][0]["detail"]
 
 
+def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(listed, alice, settings):
+    program, body = Program(alice), {"uuids": selected(listed)}
+    confirm = program.post("queues/selected/delete/", body).json()["confirm"]
+    settings.RABBIT_URL = AWAY_AMQP
+    done = program.post("queues/selected/delete/", {**body, "confirm": confirm}).json()
+    assert (len(done["failed"]), len(done["not_tried"])) == (1, 2)
+    assert done["stop_reason"] == "the broker does not answer; try again when it does"
+
+
 def test_the_api_refuses_queues_of_others_and_too_many(pulse_user, bob):
     queue = stored_queue(NAMES[0], pulse_user=pulse_user, ready=3, unacknowledged=0)
     program = Program(bob)
@@ -119,14 +128,18 @@ def test_a_confirmation_does_not_cover_a_queue_that_was_not_shown(listed, as_ali
 
 def test_operators_set_the_limits_of_selected_queues(pulse_user, alice, operator, client):
     queues = [stored_queue(name, pulse_user=pulse_user, ready=3, unacknowledged=0) for name in NAMES]
+    Queue.objects.update(warn_length=100)
     body = {"action": "limits", "uuid": selected(queues[:2]), "set": "1", "max_length": 20_000}
+    unchanged = {"initial-warn_length": "100", "warn_length": "100"}
     client.force_login(alice)
     assert client.post("/queues/selected/", body).status_code == 403
     client.force_login(operator)
     without = {name: value for name, value in body.items() if name != "set"}
-    assert 'name="max_length"' in client.post("/queues/selected/", without).text
-    client.post("/queues/selected/", body)
-    assert [queue.max_length for queue in Queue.objects.order_by("name")] == [20_000, 20_000, None]
+    assert 'name="warn_length" value="100"' in client.post("/queues/selected/", without).text
+    Queue.objects.filter(pk=queues[0].pk).update(warn_length=50)
+    client.post("/queues/selected/", {**body, **unchanged})
+    limits = Queue.objects.order_by("name").values_list("warn_length", "max_length")
+    assert [*limits] == [(50, 20_000), (100, 20_000), (100, None)]
 
 
 def test_without_a_selection_of_own_queues_the_page_says_so(client, bob, pulse_user):

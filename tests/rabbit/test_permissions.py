@@ -1,3 +1,4 @@
+import re
 from urllib.parse import quote
 
 import pika
@@ -58,6 +59,15 @@ def test_no_access_allows_no_name_and_full_access_all(name):
 def test_a_pattern_is_searched_and_not_anchored():
     assert allows("b", "abc")
     assert not allows("^b", "abc")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["[[:alpha:]]", "[[.a.]]", r"a\Z", r"\v", "a{,2}", r"\h", r"\R", r"\K", r"\Qa\E", "(?|a|b)", "a(?R)?", "(?1)(a)"],
+)
+def test_a_pattern_that_python_reads_otherwise_than_the_broker_is_refused(pattern):
+    with pytest.raises(re.error):
+        allows(pattern, "a")
 
 
 @pytest.fixture

@@ -8,10 +8,7 @@ import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.apps import apps
 from django.contrib import admin as administration
-from django.contrib.contenttypes.models import ContentType
-from django.db import connection
 from django.test import Client, RequestFactory
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts import audit
@@ -24,17 +21,13 @@ from core.admin import AuditedAdmin
 from core.models import Removal
 from notifications import sending
 from notifications.models import Notification
-from queues.guard.once import run_once
-from queues.models import Queue, QueueEvent
 from tests.support.chromium import sign_in
 from tests.support.rows import create_row
 from tests.support.toolbox import (
     AWAY,
-    AWAY_AMQP,
     call_before,
     in_parallel,
     messages_of,
-    queue_names,
     stored_queue,
 )
 
@@ -347,139 +340,31 @@ def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
     assert (owner.full_name, owner.vouched) == ("Else", False)
 
 
-# Queues, on a real broker
+# Actions
 
 
-@pytest.fixture
-def queues(guarded, amqp, operator):
-    """Return three queues with 1, 2 and 3 messages, as stored by a pass. The last has an odd name."""
-    for number, name in enumerate(["queue/alice/a", "queue/alice/b", ODD], 1):
-        amqp.queue(name, number)
-    run_once()
-    return list(Queue.objects.order_by("ready"))
+def test_the_list_of_queues_links_to_the_page_with_their_actions(admin):
+    page = admin.get("/admin/queues/queue/", {"q": "a&b", "state__exact": "warned", "vhost": "/"})
+    assert 'href="/queues/?search=a%26b&amp;state=warned&amp;vhost=/"' in page.text
 
 
-def test_an_operator_deletes_queues_after_confirming(admin, queues, management, guarded, operator):
-    page = choose_action(admin, Queue, "delete_on_broker", *queues[1:])
-    for text in ("queue/alice/b", "&lt;script&gt;", "2 queues", "Length", "Everything else is lost"):
-        assert text in page.text
-    assert "<script>\u202e" not in page.text
-    assert len(queue_names(management, guarded)) == 3
-    answer = confirm(admin, page)
-    assert answer.status_code == 302
-    [text] = messages_of(answer)
-    assert text.startswith("2 are deleted: ")
-    assert "queue/alice/b in " in text
-    assert queue_names(management, guarded) == {"queue/alice/a"}
-    assert list(Queue.objects.order_by("pk").values_list("state", flat=True)).count("gone") == 2
-    assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {operator.pk}
-
-
-def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, guarded):
-    form = {"action": "delete_on_broker", "_selected_action": [queues[0].pk], "select_across": "1"}
-    page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
-    assert "3 queues" in page.text
-    make_queue(vhost=guarded, name="queue/alice/newer")
-    answer = confirm(admin, page)
-    assert messages_of(answer)[0].startswith("3 are deleted")
-    assert Queue.objects.get(name="queue/alice/newer").state == "ok"
-
-
-def test_one_failure_is_reported_and_the_other_queues_are_purged(admin, queues, amqp, management, guarded):
-    management.delete_queue(guarded, "queue/alice/a")
-    page = choose_action(admin, Queue, "purge", *queues)
-    [failed, done] = messages_of(confirm(admin, page))
-    assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't list the queue at the moment.")
-    assert done.startswith("2 are purged")
-    assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
-
-
-def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queues, settings):
-    page = choose_action(admin, Queue, "delete_on_broker", *queues)
-    settings.RABBIT_URL = AWAY_AMQP
-    answer = confirm(admin, page)
-    [failed, left] = messages_of(answer)
-    assert "can't connect" in failed
-    assert left.startswith("2 are not tried, because the broker does not answer; try again when it does: ")
-    assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
-
-
-def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, management, guarded):
-    settings.GUARDIAN_DELETE_BRAKE = 2
-    for action in ("delete_on_broker", "purge"):
-        [text] = messages_of(choose_action(admin, Queue, action, *queues))
-        assert text == (
-            "These are 3 queues, and at most 2 may be deleted at once (GUARDIAN_DELETE_BRAKE, or a quarter of all). "
-            "Nothing was done. Select fewer."
-        )
-        page = choose_action(admin, Queue, action, *queues[:2])
-        assert "2 queues" in page.text
-    # A forged confirmation is refused too.
-    forged = {"post": "yes", "select_across": "1", "chosen": ",".join(str(queue.pk) for queue in queues)}
-    assert "Nothing was done" in messages_of(choose_action(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
-    assert len(queue_names(management, guarded)) == 3
-
-
-def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
-    queues = [make_queue(), make_queue()]
-    page = choose_action(admin, Queue, "set_limits", *queues)
-    assert "Deletion limit (messages)" in page.text
-    assert "the deletion limit 10" in confirm(admin, page, warn_length="20", max_length="10").text
-    pulse_user = make_pulse_user()
-    PulseUser.objects.filter(pk=pulse_user.pk).update(max_length=15)
-    Queue.objects.filter(pk=queues[0].pk).update(pulse_user=pulse_user)
-    [failed, done] = messages_of(confirm(admin, page, warn_length="20", max_length=""))
-    assert failed.startswith(f"'{queues[0]}': ")
-    assert "the deletion limit 15" in failed
-    assert done == f"1 is updated: {queues[1]}."
-    assert "Enter a whole number" in confirm(admin, page, warn_length="many").text
-
-
-def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, monkeypatch):
-    def statements(queues):
-        with CaptureQueriesContext(connection) as captured:
-            answer = choose_action(admin, Queue, "make_unbounded", *queues)
-        assert messages_of(answer)[0].startswith(f"{len(queues)} ")
-        return len(captured)
-
-    queues = [make_queue() for _ in range(40)]
-    ContentType.objects.get_for_model(Queue)  # cached from now on
-    assert statements(queues[:5]) == statements(queues[5:])
-    assert QueueEvent.objects.filter(kind="adjusted").count() == 40
-    entries = AuditEntry.objects.filter(event="changed", content_type__model="queue")
-    assert {entry.object_id for entry in entries} == {queue.pk for queue in queues}
-    assert {(entry.actor_email, *entry.changes["unbounded"]) for entry in entries} == {
-        ("ops@example.org", "False", "True")
-    }
-    pulse_user = make_pulse_user()
-    PulseUser.objects.filter(pk=pulse_user.pk).update(max_length=15)
-    Queue.objects.update(pulse_user=pulse_user)
-    monkeypatch.setattr("core.each.MAX_ROWS_SHOWN", 3)
-    texts = messages_of(
-        confirm(admin, choose_action(admin, Queue, "set_limits", *queues), warn_length="20", max_length="")
-    )
-    assert len(texts) == 4
-    assert texts[3].startswith("37 more failed: ")
-    assert texts[3].endswith(", and 34 more.")
-
-
-def test_an_action_on_rows_deleted_meanwhile_says_so(admin, db):
-    queue = make_queue()
-    page = choose_action(admin, Queue, "set_limits", queue)
-    queue.delete()
-    assert messages_of(confirm(admin, page, warn_length="6", max_length="9")) == ["None of these exists any more."]
+def test_an_action_on_rows_deleted_meanwhile_says_so(admin):
+    token = make_token()
+    page = choose_action(admin, AuthToken, "revoke", token)
+    token.delete()
+    assert messages_of(confirm(admin, page)) == ["None of these exists any more."]
 
 
 @pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
 def test_invalid_keys_select_no_rows(admin, db, odd):
-    queue, token = make_queue(), make_token()
-    for model, action, row in ((Queue, "set_limits", queue), (AuthToken, "revoke", token)):
+    pulse_user, token = make_pulse_user(), make_token()
+    for model, action, row in ((PulseUser, "set_thresholds", pulse_user), (AuthToken, "revoke", token)):
         answers = {"post": "yes", "select_across": "1", "warn_length": "6", "max_length": "9"}
         assert choose_action(admin, model, action, row, chosen=odd, **answers).status_code == 302
         form = {"action": action, "_selected_action": [odd]}
         assert admin.post(path_of(model._meta.label), form).status_code == 302
-    queue.refresh_from_db()
-    assert queue.max_length is None
+    pulse_user.refresh_from_db()
+    assert pulse_user.max_length is None
     assert AuthToken.objects.filter(pk=token.pk).exists()
 
 
@@ -591,6 +476,13 @@ def test_an_operator_revokes_tokens_after_confirming(admin):
     assert AuthToken.objects.get() == tokens[0]
 
 
+def test_only_the_rows_on_the_confirmation_page_are_revoked(admin):
+    page = choose_action(admin, AuthToken, "revoke", make_token(), select_across="1")
+    newer = make_token()
+    assert messages_of(confirm(admin, page)) == ["1 is revoked: nightly."]
+    assert AuthToken.objects.get() == newer
+
+
 def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
     token = make_token()
     page = admin.get(f"/admin/accounts/owner/{token.user_id}/delete/")
@@ -684,25 +576,23 @@ def test_only_operators_are_offered_actions(db):
 
 
 def test_an_action_needs_the_csrf_token(operator):
-    queue = make_queue()
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(operator)
-    assert choose_action(strict, Queue, "make_unbounded", queue).status_code == 403
-    queue.refresh_from_db()
-    assert not queue.unbounded
+    assert choose_action(strict, AuthToken, "revoke", make_token(), post="yes").status_code == 403
+    assert AuthToken.objects.exists()
 
 
 def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, settings, mailbox):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     operator = Owner.objects.create_superuser("ops@example.org")
-    for _ in range(3):
-        make_queue(name=f"queue/alice/{'long-' * 20}{next(numbers)}")
+    for number in range(3):
+        PulseUser.objects.create(username=f"{'long-' * 19}{number}", ready=True)
     sign_in(page, operator)
     for width in (360, 1600):
         page.set_viewport_size({"width": width, "height": 800})
-        page.goto("/admin/queues/queue/")
+        page.goto("/admin/accounts/pulseuser/")
         page.check("#action-toggle")
-        page.select_option("select[name=action]", "set_limits")
+        page.select_option("select[name=action]", "set_thresholds")
         page.click("button[name=index]")
         # Wait for the form: between the click and the next page there is no document to measure.
         page.get_by_label("Warning threshold (messages)").fill(str(width))
@@ -710,7 +600,7 @@ def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, sett
         page.get_by_label("Deletion limit (messages)").fill("4000")
         page.keyboard.press("Enter")
         page.get_by_text("3 are updated").wait_for()
-    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(1600, 4000)}
+    assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(1600, 4000)}
     page.goto("/admin/accounts/auditentry/")
     page.get_by_text("warning threshold: 360 → 1600").first.wait_for()
     assert page.get_by_text("ops@example.org", exact=True).count() >= 6

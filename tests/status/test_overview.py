@@ -154,21 +154,22 @@ def test_a_time_without_a_pass_is_a_gap_in_the_chart():
 def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
     Pass.objects.create(at=timezone.now() - timedelta(minutes=61), seconds=90)  # the chart shows the last hour
     amqp.queue("long", 6)
+    amqp.queue("federation: builds -> downstream")
     run_once()
     Watch.objects.update(consumers_counted_at=timezone.now())
     with counted_requests() as requests:
         found = SimpleNamespace(**overview.overview(timezone.now()))
     assert requests == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
     assert found.broker.worst.sentence.startswith("The broker is healthy: 1 node runs RabbitMQ ")
-    assert "it listed 1 queue " in found.guardian.worst.sentence
+    assert "it listed 2 queues " in found.guardian.worst.sentence
     (node,) = found.nodes
     assert node.state == "running, no alarm"
     assert "queue" in dict(found.totals)
-    assert (found.counts.total, found.counts.attention, found.counts.warned) == (1, 1, 1)
-    (line,) = found.longest
+    assert (found.counts.total, found.counts.attention, found.counts.warned) == (2, 1, 1)
+    line = found.longest[0]
     assert (line.name, line.whose, line.figure) == ("long", "nobody", "6 messages")
     assert line.more == "60 % of its deletion limit 10"
-    assert (found.unowned.number, found.unpatterned.number, found.misnamed.number) == (1, 1, 0)
+    assert (found.unowned.number, found.unpatterned.number, found.misnamed.number) == (2, 1, 0)
     assert (found.passes.number, found.passes.longest) == (1, found.facts.passes[0].seconds)
     assert found.passes.gaps == []
 
