@@ -26,7 +26,7 @@ from status.verdicts import Level
 from tests.queues.test_queue_list import make_queue
 from tests.support.chromium import sign_in, violations
 from tests.support.counting import counted_requests
-from tests.support.toolbox import AWAY
+from tests.support.toolbox import AWAY, wait_until
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())
@@ -151,12 +151,13 @@ def test_a_time_without_a_pass_is_a_gap_in_the_chart():
 # The figures
 
 
-def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp):
+def test_the_front_page_shows_a_real_node_and_a_real_pass(guarded, amqp, management):
     Pass.objects.create(at=timezone.now() - timedelta(minutes=61), seconds=90)  # the chart shows the last hour
     amqp.queue("long", 6)
     amqp.queue("federation: builds -> downstream")
     run_once()
     Watch.objects.update(consumers_counted_at=timezone.now())
+    wait_until(lambda: management.nodes()[0].mem_used)  # a node without statistics is asked for its alarms, too
     with counted_requests() as requests:
         found = SimpleNamespace(**overview.overview(timezone.now()))
     assert requests == ["GET /api/nodes", "GET /api/health/checks/alarms", "GET /api/overview"]
