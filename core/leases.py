@@ -2,14 +2,18 @@
 
 The clock is the database's, so that the machines' clocks don't matter. A lease is free if it has expired, or if it was
 taken before the clock was set back.
+
+If the database is down when a process wants to release a lease, the process releases it when it next takes one.
 """
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from django.db import Error
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
@@ -17,6 +21,11 @@ from core.models import Lease
 
 LEASE_SECONDS = 90.0
 """The length of a lease without renewal: longer than any step of a pass between two renewals."""
+
+logger = logging.getLogger(__name__)
+
+_unreleased: "set[HeldLease]" = set()
+"""The leases of this process that it could not release."""
 
 CLOCK_SLACK_SECONDS = 60
 """The tolerated difference of clock readings. PostgreSQL's time in a statement that waited is that of its start."""
@@ -53,6 +62,11 @@ class HeldLease:
         self._written_at = 0.0
 
     def take(self) -> bool:
+        for lease in list(_unreleased):
+            _unreleased.discard(lease)
+            lease.release()
+            if lease in _unreleased:  # the database is still down
+                break
         if self._write(self._free()):
             return True
         Lease.objects.bulk_create([Lease(name=self.name)], ignore_conflicts=True)
@@ -69,7 +83,18 @@ class HeldLease:
             self.renew()
 
     def release(self) -> None:
-        Lease.objects.filter(name=self.name, holder=self.holder).update(holder=None)
+        """Release the lease, unless another process has it now.
+
+        Only log errors of the database: the work is done, and the lease is released later, or expires.
+        """
+        try:
+            self._release(Lease.objects.filter(name=self.name, holder=self.holder))
+        except Error as error:
+            _unreleased.add(self)
+            logger.warning("The lease '%s' could not be released yet: %s", self.name, error)
+
+    def _release(self, rows: QuerySet[Lease]) -> None:
+        rows.update(holder=None)
 
     def _free(self) -> QuerySet[Lease]:
         return Lease.objects.filter(~is_held(self._seconds), name=self.name)

@@ -1,25 +1,21 @@
 """Locks of Pulse users and vhosts on the broker: one process at a time changes a name.
 
 A lock is a lease that is renewed before each request to the broker and outlasts the request. The lock of a crashed
-process expires. The row is deleted on release, because there are many names. If the database is down then, this
-process releases the lock when it takes its next one.
+process expires. The row is deleted on release, because there are many names.
 """
 
 import contextlib
-import logging
 import time
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from django.conf import settings
-from django.db import Error
+from django.db.models import QuerySet
 
 from core.leases import HeldLease, is_held
 from core.models import Lease
 from rabbit.management import Management
 from rabbit.requests.sending import BODY_READ_TIMEOUTS
-
-logger = logging.getLogger(__name__)
 
 RENEW_INTERVAL_SECONDS = 10.0
 """A lock is checked before each request, and renewed at this interval."""
@@ -32,9 +28,6 @@ POLL_SECONDS = 0.05
 
 PREFIX = "lock "
 """The prefix of the locks' lease names."""
-
-_unreleased: "set[Lock]" = set()
-"""The locks of this process that it could not release."""
 
 
 class LockTaken(Exception):
@@ -51,11 +44,6 @@ class Lock(HeldLease):
 
     def acquire(self, wait: float = 0) -> None:
         """Take the lock, after up to ``wait`` seconds if another process has it. Raises LockTaken after that."""
-        for lock in list(_unreleased):
-            _unreleased.discard(lock)
-            lock.release()
-            if lock in _unreleased:  # the database is still down
-                break
         until = time.monotonic() + wait
         while not self.take():
             if time.monotonic() >= until:
@@ -78,16 +66,8 @@ class Lock(HeldLease):
         """Return a client that renews the lock before each request, and sends none without the lock."""
         return cast("Management", _Renewing(management, self))
 
-    def release(self) -> None:
-        """Release the lock, unless another process has it now.
-
-        Only log errors of the database: the work is done, and the lock is released later, or expires.
-        """
-        try:
-            Lease.objects.filter(name=self.name, holder=self.holder).delete()
-        except Error as error:
-            _unreleased.add(self)
-            logger.warning("The lock of '%s' could not be released yet: %s", self._locked, error)
+    def _release(self, rows: QuerySet[Lease]) -> None:
+        rows.delete()
 
     def _text(self) -> str:
         return f"Another request is changing '{self._locked}'; try again in a few minutes."

@@ -18,8 +18,8 @@ PULSE_USER = "applied-{}"
 NUMBER = 6
 """Of what a file may have of each kind."""
 
-KILLED_LEASE = timedelta(seconds=120)
-"""How long a killed apply keeps others from running."""
+KILLED_LEASE = timedelta(seconds=320)
+"""How long a killed apply keeps others from running, or from changing a Pulse user: ``locks.lock_seconds`` and more."""
 
 NOTHING_TO_DO = "0 to create, 0 to adopt, 0 to change, 0 to remove"
 

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from core import locks
+from core.leases import lease
 from core.models import Lease
 
 pytestmark = pytest.mark.sqlite
@@ -45,15 +46,17 @@ def test_a_released_lock_leaves_no_row(db):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_lock_that_is_released_without_the_database_ends_with_the_next_lock():
+def test_what_is_released_without_the_database_ends_with_the_next_lease():
     def fail(*_):
         raise InterfaceError("connection already closed")
 
-    with contextlib.ExitStack() as stack, locks.lock("alice"):
+    with contextlib.ExitStack() as stack, lease("pass"), locks.lock("alice"):
         stack.enter_context(connection.execute_wrapper(fail))
     assert locks.locked_names(["alice"]) == ["alice"]
     with locks.lock("bob"):
         assert locks.locked_names(["alice", "bob"]) == ["bob"]
+    with lease("pass"):
+        pass
 
 
 def test_a_working_process_renews_its_lock(db, monkeypatch):
