@@ -401,5 +401,5 @@ def test_a_cluster_comes_back_after_all_its_nodes_were_stopped(machine, cluster,
 
     shell(machine, CLUSTER_UP + nodes, **cluster)
     assert len(running()) == 3
-    shell(machine, "docker compose stop rabbitmq", CLUSTER_DOWN, CLUSTER_UP + nodes, **cluster)
+    shell(machine, CLUSTER_DOWN, CLUSTER_UP + nodes, **cluster)
     assert len(running()) == 3
