@@ -19,16 +19,16 @@ from django.db.models.functions import Now
 
 from core.models import Lease
 
+logger = logging.getLogger(__name__)
+
 LEASE_SECONDS = 90.0
 """The length of a lease without renewal: longer than any step of a pass between two renewals."""
 
-logger = logging.getLogger(__name__)
+CLOCK_SLACK_SECONDS = 60
+"""The tolerated difference of clock readings. PostgreSQL's time in a statement that waited is that of its start."""
 
 _unreleased: "set[HeldLease]" = set()
 """The leases of this process that it could not release."""
-
-CLOCK_SLACK_SECONDS = 60
-"""The tolerated difference of clock readings. PostgreSQL's time in a statement that waited is that of its start."""
 
 
 class LeaseTaken(Exception):

@@ -46,10 +46,6 @@ def brake_refusal(queues: int) -> str:
     )
 
 
-def _on_broker(queues: QuerySet[Queue]) -> QuerySet[Queue]:
-    return queues.exclude(state=Queue.State.GONE)
-
-
 def _or_unknown(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
@@ -195,7 +191,7 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     queues = column("number_of_queues", "queues")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        existing = _on_broker(Queue.objects.all())
+        existing = Queue.objects.exclude(state=Queue.State.GONE)
         return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", existing))
 
     @confirmed_action(
