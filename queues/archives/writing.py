@@ -12,7 +12,7 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from queues.archives.chunks import pack, split
 from queues.archives.outcomes import Removed
-from queues.models import Archive, ArchiveChunk, Queue
+from queues.models import Archive, ArchiveChunk, Queue, Replay
 from queues.rules import shares
 from queues.rules.shares import Kept
 from rabbit.fetching import Undecoded
@@ -70,7 +70,10 @@ def keep_fetched(queues: Sequence[int]) -> dict[int, Archive]:
 
 
 def enforce_bounds(new: Archive | None = None) -> int:
-    """Delete expired archives, and those past the bounds but the ``new`` one. Return the number of deleted archives."""
+    """Delete expired archives, and those past the bounds but the ``new`` one. Return the number of deleted rows.
+
+    An expired archive stays while a replay sends its messages.
+    """
     now = timezone.now()
     # The process that fetched these ended before it knew the outcome.
     interrupted = Archive.objects.filter(state=Archive.State.FETCHED, created__lt=now - UNKNOWN_OUTCOME)
@@ -79,7 +82,8 @@ def enforce_bounds(new: Archive | None = None) -> int:
         state=Archive.State.KEPT, reason=Archive.Reason.CALLED_OFF, expires=F("created") + UNFINISHED_EXPIRES
     )
     interrupted.update(state=Archive.State.KEPT)
-    deleted = Archive.objects.filter(expires__lte=now).delete()[0]
+    sending = Replay.objects.filter(state=Replay.State.RUNNING).values("archive")
+    deleted = Archive.objects.filter(expires__lte=now).exclude(id__in=sending).delete()[0]
     past = shares.to_delete(_kept(), settings.GUARDIAN_ARCHIVE_TOTAL_BYTES, new.pk if new else None)
     return deleted + (Archive.objects.filter(pk__in=past).delete()[0] if past else 0)
 

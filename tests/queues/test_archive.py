@@ -24,7 +24,7 @@ from queues.archives import outcomes, reading, writing
 from queues.guard import destroying
 from queues.guard.destroying import NotSent, Target, WithinLimit
 from queues.guard.once import run_once
-from queues.models import Archive, ArchiveChunk, Queue
+from queues.models import Archive, ArchiveChunk, Queue, Replay
 from queues.rules import shares
 from rabbit import fetching
 from rabbit.amqp import Session
@@ -328,6 +328,17 @@ def test_archives_are_deleted_when_they_expire(listed, alice):
     writing.enforce_bounds()
     assert not Archive.objects.exists()
     assert not ArchiveChunk.objects.exists()
+
+
+def test_an_expired_archive_stays_until_its_messages_are_sent(listed, alice):
+    single.delete_queue(listed, alice)
+    Archive.objects.update(expires=timezone.now())
+    Replay.objects.create(archive=Archive.objects.get(), to_queue=NAME, first=1, last=1, created=timezone.now())
+    writing.enforce_bounds()
+    assert Archive.objects.exists()
+    Replay.objects.update(state=Replay.State.DONE)
+    writing.enforce_bounds()
+    assert not Archive.objects.exists()
 
 
 def test_the_oldest_archives_of_an_owner_make_room_for_new_ones(amqp, alice, settings):
