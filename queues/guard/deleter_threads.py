@@ -41,8 +41,7 @@ def end_thread() -> None:
 def keep_connection() -> KeptSessions:
     """Return this process's sessions, with one open, so that a limit of connections reached later does not matter."""
     sessions = _sessions(os.getpid(), broker.amqp_url(), settings.GUARDIAN_PULSE_VHOST)
-    watch = Watch.objects.filter(id=1).first()
-    sessions.check(watch.cluster if watch else "")
+    sessions.check(Watch.current().cluster)
     return sessions
 
 

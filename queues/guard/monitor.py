@@ -62,16 +62,16 @@ NODE_CHANGE_SECONDS = 1.0
 
 def is_due() -> bool:
     """Return whether a pass may run now. After failures to reach the broker the interval grows."""
-    watch = Watch.objects.filter(id=1).first()
-    return watch is None or watch.next_pass_at is None or watch.next_pass_at <= timezone.now()
+    next_pass_at = Watch.current().next_pass_at
+    return next_pass_at is None or next_pass_at <= timezone.now()
 
 
 def seconds_to_wait() -> float:
     """Return the seconds to wait after a pass: the poll interval, or more after failures to reach the broker."""
-    watch = Watch.objects.filter(id=1).first()
-    if watch is None or watch.next_pass_at is None:
+    next_pass_at = Watch.current().next_pass_at
+    if next_pass_at is None:
         return float(settings.GUARDIAN_POLL_SECONDS)
-    return max((watch.next_pass_at - timezone.now()).total_seconds(), 0.0)
+    return max((next_pass_at - timezone.now()).total_seconds(), 0.0)
 
 
 def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
@@ -110,7 +110,7 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
 
 def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
-    watch = Watch.objects.get_or_create(id=1)[0] if lease else Watch.objects.filter(id=1).first() or Watch()
+    watch = Watch.objects.get_or_create(id=1)[0] if lease else Watch.current()
     agents_vhosts = registered.provider().vhosts()
     try:
         management = broker.management()
