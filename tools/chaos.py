@@ -123,6 +123,7 @@ class Chaos:
                 owners, production = [careful, *people], self._production
                 self._checks = Checks(plan.each, plan.complete, production, self._crowd, owners, busy)
                 time.sleep(4 * plan.calm)
+                await_pass()  # on a busy machine this takes longer
                 self._do_faults()
             self._settle()
             return list(self._checks.findings())

@@ -185,8 +185,9 @@ class Checks:
         before = list(passes.filter(at__lt=began).values_list("seconds", flat=True))
         after = list(passes.filter(at__gte=began).values_list("seconds", flat=True))
         name = "Passes beside an unruly owner"
-        if not before or not after:  # on a busy machine that owner begins late
-            return Finding(name, f"not compared: {len(before)} before that owner began, {len(after)} afterwards", [])
+        if not before or not after:
+            few = f"{len(before)} before that owner began, {len(after)} afterwards"
+            return Finding(name, few, ["too few to compare"])
         usual, slower = median(before), median(after)
         counts = f"{len(after)} took {slower:.2f} s (median), and {usual:.2f} s before"
         is_slow = slower > MAX_SLOWDOWN * usual + SLOWDOWN_SLACK_SECONDS
