@@ -423,10 +423,15 @@ def test_a_queue_whose_leader_dies_during_its_deletion_is_archived_and_deleted_o
     assert not leader.running
     assert deletions() == {name: 1}
     [details] = QueueEvent.objects.filter(kind="deleted").values_list("details", flat=True)
-    assert archived() == {name: details["archived"]}
-    # RabbitMQ 3.10 returns no messages of a cancelled consumer whose node is down.
-    assert (details["archived"] + details["held"], details["dropped"]) == (messages, 0)
-    assert details["held"] <= FIRST_MESSAGES
+    if connection == "leader's node":  # messages may have been returned as a delivery: they are not fetched again
+        assert details["archived"] == 0
+        assert details["dropped"] + details["held"] == messages
+        assert archived() == ({name: messages} if step == "the deletion" else {})
+    else:
+        assert archived() == {name: details["archived"]}
+        # RabbitMQ 3.10 returns no messages of a cancelled consumer whose node is down.
+        assert (details["archived"] + details["held"], details["dropped"]) == (messages, 0)
+        assert details["held"] <= FIRST_MESSAGES
     assert notices()["deletion"] == 2  # the owner's and the operators'
     with Session(first.amqp_url, "/") as session, pytest.raises(NotOnBroker):
         session.declare_passively(name)
