@@ -382,9 +382,9 @@ def cluster(machine, installation, request):
     """Give the environment of a compose project on RabbitMQ of this series."""
     machine.use_rabbitmq(request.param)
     yield {"COMPOSE_PROJECT_NAME": "cluster", "BROKER_ADDRESS": "127.0.0.2"}
-    machine.run(
-        "docker", "compose", "--project-name", "cluster", "--profile", "cluster", "down", "--volumes", "--timeout", "0"
-    )
+    compose = "docker", "compose", "--project-name", "cluster", "--profile", "cluster"
+    sys.stdout.write(machine.run(*compose, "logs", "--tail", "60"))  # shown when the test fails
+    machine.run(*compose, "down", "--volumes", "--timeout", "0")
     machine.use_rabbitmq("4.3")
 
 
@@ -401,5 +401,5 @@ def test_a_cluster_comes_back_after_all_its_nodes_were_stopped(machine, cluster,
 
     shell(machine, CLUSTER_UP + nodes, **cluster)
     assert len(running()) == 3
-    shell(machine, CLUSTER_DOWN, CLUSTER_UP + nodes, **cluster)
+    shell(machine, "docker compose stop rabbitmq", CLUSTER_DOWN, CLUSTER_UP + nodes, **cluster)
     assert len(running()) == 3
