@@ -9,6 +9,7 @@ import orjson
 from rabbit.entities import Node, Statistics, User, Vhost
 from rabbit.errors import NotOnBroker, Refused
 from rabbit.failover import CLUSTER_ID
+from rabbit.permissions import FULL_ACCESS
 from rabbit.requests.parsing import as_number, parse_object, parse_rows
 from rabbit.requests.sending import JSONObject, Requests, checked
 
@@ -112,8 +113,13 @@ class BrokerRequests(Requests):
         return [Vhost(row["name"], _nodes_that_run(row.get("cluster_state"))) for row in rows]
 
     def create_vhost(self, name: str) -> bool:
-        """Create a vhost, on which this client's user gets all permissions. Return whether it is new."""
-        return self._put("vhosts", name)
+        """Create a vhost, and give this client's user all permissions on it. Return whether it is new.
+
+        The broker gives them only with a new vhost, and not if the connection is cut while it creates that.
+        """
+        is_new = self._put("vhosts", name)
+        self._put("permissions", name, self.whoami().name, json=FULL_ACCESS._asdict())
+        return is_new
 
     def delete_vhost(self, name: str) -> None:
         """Delete a vhost with everything in it."""

@@ -99,7 +99,10 @@ def test_a_vhost_is_created_once_listed_and_deleted(management):
     name = f"a/b%é {secrets.token_hex(8)}"
     try:
         assert management.create_vhost(name) is True
+        user = management.whoami().name
+        management.set_permissions(name, user, NO_ACCESS)  # as if the first request had been cut off
         assert management.create_vhost(name) is False
+        assert management.permissions_of(user)[name] == FULL_ACCESS
         nodes = frozenset(node.name for node in management.nodes())
         assert Vhost(name, nodes) in management.vhosts()
     finally:
