@@ -21,6 +21,7 @@ from queues.actions import tombstones
 from rabbit.amqp import NODE_DOWN
 from rabbit.errors import NotOnBroker, Refused
 from rabbit.names import QueueName
+from rabbit.publishing import NOT_ALLOWED
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,8 @@ def _delete_queue(clients: Clients, removal: Removal, until: float) -> None:
     except Refused as error:
         if removal.if_unused and error.reason.endswith("in use"):
             raise Kept from error
+        if error.status == NOT_ALLOWED:  # the creation of the vhost was cut off: the next attempt is allowed
+            clients.management.take_permissions(removal.vhost)
         raise
     except NotOnBroker as error:
         if NODE_DOWN in str(error):  # the queue exists again when its node runs

@@ -118,8 +118,12 @@ class BrokerRequests(Requests):
         The broker gives them only with a new vhost, and not if the connection is cut while it creates that.
         """
         is_new = self._put("vhosts", name)
-        self._put("permissions", name, self.whoami().name, json=FULL_ACCESS._asdict())
+        self.take_permissions(name)
         return is_new
+
+    def take_permissions(self, vhost: str) -> None:
+        """Give this client's user all permissions on a vhost."""
+        self._put("permissions", vhost, self.whoami().name, json=FULL_ACCESS._asdict())
 
     def delete_vhost(self, name: str) -> None:
         """Delete a vhost with everything in it."""

@@ -246,6 +246,12 @@ def test_lost_queues_are_redeclared_unchanged(agent, management, lost):
     assert agent.agents.queues(agent.vhost) == before
 
 
+def test_queues_are_removed_from_a_vhost_on_which_guardian_lacks_permissions(agent, management):
+    management._delete("permissions", agent.vhost, management.whoami().name)
+    removals.write([Removal(kind=Removal.Kind.QUEUE, vhost=agent.vhost, name="consumer_lost")])
+    assert run_removals() == 1
+
+
 def test_an_interrupted_registration_is_finished_after_a_while(agent, management):
     management.delete_queue(agent.vhost, agent.queue.queue_name)
     SubscriptionQueue.objects.update(state="creating", created=timezone.now())
