@@ -401,5 +401,11 @@ def test_a_cluster_comes_back_after_all_its_nodes_were_stopped(machine, cluster,
 
     shell(machine, CLUSTER_UP + nodes, **cluster)
     assert len(running()) == 3
+    # One that stops with an error starts again, in its container.
+    machine.attempt("docker", "exec", "cluster-rabbitmq-2-1", "rabbitmqctl", "eval", "erlang:halt(1).")
+    wait_until(lambda: len(running()) == 2)
+    wait_until(lambda: len(running()) == 3, seconds=120)
+    inspect = "docker inspect --format '{{.RestartCount}} {{.State.Health.Status}}' cluster-rabbitmq-2-1"
+    wait_until(lambda: shell(machine, inspect) == "0 healthy\n")
     shell(machine, "docker compose stop rabbitmq", CLUSTER_DOWN, CLUSTER_UP + nodes, **cluster)
     assert len(running()) == 3
