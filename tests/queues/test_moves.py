@@ -17,7 +17,7 @@ from queues.moves import moving, sending_back
 from queues.moves.moving import HEADER, Destination, MoveRefused
 from queues.moves.sending_back import GroupsUnconfirmed
 from queues.rules.dead_letters import SENT_BACK
-from rabbit.confirmed import ConfirmChannel, ConfirmedPublisher
+from rabbit.confirmed import ConfirmedPublisher
 from rabbit.fetching import Bounds, Fetch
 from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY_AMQP, call_after, call_before, raising, wait_until, wait_until_equal
@@ -231,7 +231,7 @@ def test_lost_confirms_repeat_one_batch_with_the_same_keys(amqp, alice, queue, s
     move = moving.start(source, alice, Destination(queue=TO))
     with Proxy.before(broker.amqp_url) as proxy:
         settings.RABBIT_URL = proxy.url(broker.amqp_url)
-        call_before(monkeypatch, ConfirmChannel, "wait", lambda: proxy.cut_after(0))
+        call_before(monkeypatch, ConfirmedPublisher, "publish", lambda: proxy.cut_after(0))
         moving.run_due()
     settings.RABBIT_URL = broker.amqp_url
     wait_until_equal(lambda: amqp.ready(FROM), 25)
