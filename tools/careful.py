@@ -11,10 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pika
-import pika.exceptions
 
 from tools.crowd import Person
-from tools.load import Failed, LoadThread
+from tools.load import LOST, Failed, LoadThread
 from tools.production import MAX, WARN
 
 PULSE_USER = "careful-{}"
@@ -52,7 +51,7 @@ class Careful(LoadThread):
         body = {"username": self._pulse_user, "owners": [self._owner.email]}
         self._ask("POST", "/api/pulse-users/", body, what="create Pulse users")
         for number in itertools.count(1):
-            with contextlib.suppress(Failed, pika.exceptions.AMQPError, OSError):
+            with contextlib.suppress(Failed, *LOST):
                 self._use_queue(f"queue/{self._pulse_user}/{number}-")
             if self.ended.wait(1):
                 return

@@ -181,13 +181,11 @@ class Checks:
     def _slowdown(self, began: datetime) -> Finding:
         """Compare the passes before the first fault, with the unruly owner, to those before that owner began."""
         first_fault = min(one.back - timedelta(seconds=one.ended - one.began) for one in self.faults)
-        passes = Pass.objects.filter(at__lt=first_fault, at__gt=self.began, errors=[])
-        before = list(passes.filter(at__lt=began).values_list("seconds", flat=True))
-        after = list(passes.filter(at__gte=began).values_list("seconds", flat=True))
+        passes = Pass.objects.filter(at__lt=first_fault, at__gt=self.began, errors=[]).values_list("seconds", flat=True)
+        before, after = list(passes.filter(at__lt=began)), list(passes.filter(at__gte=began))
         name = "Passes beside an unruly owner"
         if not before or not after:
-            few = f"{len(before)} before that owner began, {len(after)} afterwards"
-            return Finding(name, few, ["too few to compare"])
+            return Finding(name, f"{len(before)} before that owner, {len(after)} afterwards", ["too few to compare"])
         usual, slower = median(before), median(after)
         counts = f"{len(after)} took {slower:.2f} s (median), and {usual:.2f} s before"
         is_slow = slower > MAX_SLOWDOWN * usual + SLOWDOWN_SLACK_SECONDS

@@ -12,10 +12,14 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pika
-import pika.exceptions
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPError
 
 ANSWER_SECONDS = 60.0
 """How long a client waits for an answer, including the start of a new web process."""
+
+LOST = (AMQPError, AMQPConnectorException, OSError)
+"""What pika raises if a connection is lost or can't be opened."""
 
 
 class Request(NamedTuple):
@@ -100,12 +104,11 @@ class BrokerLoad(LoadThread):
         self._parameters = [pika.URLParameters(f"{amqp_url}/%2F?{options}") for amqp_url in amqp_urls]
 
     def work(self) -> None:
-        """Work, and reconnect whenever the connection is lost."""
         while not self.ended.is_set():
             try:
                 with contextlib.closing(pika.BlockingConnection(self._parameters)) as connection:
                     self._work_on(connection)
-            except (pika.exceptions.AMQPError, OSError):
+            except LOST:
                 self.done["connections lost"] += 1
                 self.ended.wait(0.5)
 

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from guardian_consumers import _retries as retries
@@ -71,7 +72,7 @@ def main(
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return INVALID_SETTING
-    except (ConsumerError, AMQPError) as error:
+    except (ConsumerError, AMQPError, AMQPConnectorException) as error:
         text = str(error) if isinstance(error, ConsumerError) else f"the connection to the broker: {error!r}"
         print(text, file=sys.stderr)  # noqa: T201
         return FAILED
@@ -87,8 +88,8 @@ def move(
     """Move the messages of a logical queue to the physical queues of the settings. Return the number of messages.
 
     ``report`` is called with progress texts. Once ``is_stopping()`` is true, finish the messages in progress.
-    Raises SettingsError without a setting of priorities, NotPublished, Refused, pika's AMQPError, and ConsumerError if
-    it was stopped.
+    Raises SettingsError without a setting of priorities, NotPublished, Refused, pika's AMQPError and
+    AMQPConnectorException, and ConsumerError if it was stopped.
     """
     if not settings.priorities:
         raise SettingsError(f"RABBIT_PRIORITIES isn't set; to return to a single queue, set it to 0-{MAX_PRIORITY}")
