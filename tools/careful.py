@@ -47,7 +47,6 @@ class Careful(LoadThread):
         self._chance = chance
 
     def work(self) -> None:
-        """Create the Pulse user, then begin one queue after the other."""
         body = {"username": self._pulse_user, "owners": [self._owner.email]}
         self._ask("POST", "/api/pulse-users/", body, what="create Pulse users")
         for number in itertools.count(1):
@@ -68,14 +67,15 @@ class Careful(LoadThread):
         if not is_over:
             self._ask("DELETE", queue, what="delete queues")
         archive = self._await(f"/api/archives/?queue={quote(name, safe='')}", _first(reason=REASONS))
+        if archive["arguments"] is None:  # the management API was away, so restoring is refused
+            return
         half, path = archive["messages"] // 2, f"/api/archives/{archive['uuid']}/"
         for body in {"last": half}, {"first": half + 1, "queue": f"{name}rest"}:
             replay = self._ask("POST", f"{path}restore/", body, what="restore queues")
             self._await_end(f"{path}replays/{replay['uuid']}/")
         self._listed(name)
-        body = {"to": {"queue": f"{name}rest"}, "count": MOVED}
-        move = self._ask("POST", f"{queue}move/", body, what="move messages")
-        self._await_end(f"/api/moves/{move['uuid']}/")
+        one = self._ask("POST", f"{queue}move/", {"to": {"queue": f"{name}rest"}, "count": MOVED}, what="move messages")
+        self._await_end(f"/api/moves/{one['uuid']}/")
         self.done["queues"] += 1
 
     def _watch(self, queue: str, name: str, messages: int) -> None:
