@@ -5,6 +5,7 @@ from copy import copy
 
 import orjson
 
+from rabbit import deadline
 from rabbit.addresses import addresses_of, split_addresses
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
 from rabbit.urls import read_server
@@ -59,6 +60,8 @@ class FailoverClient:
         failures: list[NoAnswer] = []
         refusal: Answer | None = None
         for address in self._in_turn():
+            if failures and deadline.seconds_left(1.0) <= 0:  # so the next request begins at this address
+                break
             try:
                 self._check_cluster(address)
                 answer = self._send(address, method, target, body, headers)

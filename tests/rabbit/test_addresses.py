@@ -1,15 +1,18 @@
 """Several addresses of one cluster: tried in turn, and never two clusters in one setting."""
 
 import re
+import socket
+from contextlib import ExitStack
 
 import pytest
 
 from queues.guard import monitor, once
 from queues.models import Queue, Watch
-from rabbit import snapshot
+from rabbit import deadline, snapshot
 from rabbit.addresses import Addresses, addresses_of, split_addresses
 from rabbit.amqp import Session
 from rabbit.errors import BrokerUnavailable, NotOnBroker, Refused
+from rabbit.http import CONNECT_SECONDS
 from rabbit.management import Management
 from rabbit.publishing import Message, Publisher, Result
 from tests.rabbit.test_http import Server
@@ -89,6 +92,19 @@ def test_a_request_that_times_out_is_not_repeated_but_the_next_one_goes_elsewher
             management.whoami()
         assert raised.value.timed_out
         assert management.whoami().name
+
+
+def test_an_address_that_drops_packets_takes_the_time_of_one_request_only(broker):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as clients:
+        for _ in range(3):  # more than it queues
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        management = Management(f"http://guest:guest@127.0.0.1:{listener.getsockname()[1]},{broker.management_url}")
+        with deadline.limit(CONNECT_SECONDS - 0.1), pytest.raises(BrokerUnavailable, match="can't connect"):
+            management.whoami()
+        with deadline.limit(CONNECT_SECONDS - 0.1):
+            assert management.whoami().name
 
 
 def test_a_404_of_an_address_that_shuts_down_does_not_count(broker):
