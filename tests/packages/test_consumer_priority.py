@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -567,7 +568,10 @@ def test_the_command_prints_what_it_moved_and_its_exit_code_tells_errors_apart(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [f"{QUEUE}: moved 1", f"{QUEUE}.level1: moved 1"]
-    assert main(["orders"], {**environment, "RABBIT_URL": "amqp://127.0.0.1:1"}) == 1
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        for url in "amqp://127.0.0.1:1", f"amqp://127.0.0.1:{mute.getsockname()[1]}/?stack_timeout=0.5":
+            assert main(["orders"], {**environment, "RABBIT_URL": url}) == 1
+            assert "the connection to the broker" in capsys.readouterr().err
 
 
 @pytest.mark.slow
