@@ -1,6 +1,7 @@
 """Further notification addresses of a Pulse user. An address gets no notification until its recipient confirms it."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -135,6 +136,7 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     current, owner_emails = set(present), {normalize_address(owner.email) for owner in owners}
     errors = []
+    new_mailboxes = Counter(mailbox(email) for email in wanted if email not in current)
     for email in wanted:
         if email in current:
             continue
@@ -142,6 +144,8 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
             errors.append(f"'{email}' is not an e-mail address.")
         elif email in owner_emails:
             errors.append(f"{email} belongs to an owner, who gets all notifications anyway.")
+        elif new_mailboxes[mailbox(email)] > 1:  # the second would be refused, as one that got a request already
+            errors.append(f"{email} is the same mailbox as another of these addresses; give one of them.")
     if len(wanted) > MAX_ADDRESSES:
         errors = [f"A Pulse user can have {MAX_ADDRESSES} further addresses; you gave {len(wanted)}."]
     if errors:

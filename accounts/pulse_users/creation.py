@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -57,8 +58,8 @@ def create_pulse_user(
     ``adopt_namespace``, the Pulse user gets the queues and exchanges of its name that the broker has. ``on_password``
     is called with the password before the broker gets it.
 
-    After a BrokerError nothing was created. If that is not certain, or with ``adopt_namespace``, the row may stay, not
-    ready; creating the Pulse user again finishes it.
+    After an error nothing was created. If that is not certain, with ``adopt_namespace``, or if the row was there
+    before, the row may stay, not ready; creating the Pulse user again finishes it.
     """
     if adopt_namespace and by is not None:
         require_operator(by)
@@ -76,6 +77,7 @@ def create_pulse_user(
         with locks.lock(username) as lock:
             management = lock.renewing_client(management)
             pulse_user = _unfinished_row(management, username, owners)
+            is_new = pulse_user is None
             if pulse_user is None:
                 used = namespace.used_names(management, username)
                 if any(used) and not adopt_namespace:
@@ -86,11 +88,14 @@ def create_pulse_user(
             try:
                 management.put_user(username, password)
                 grant_permissions(management, username)
-            except BrokerError:
-                if not adopt_namespace:  # undoing removes the queues, too, also those that were there before
+                is_ready = _mark_ready(pulse_user, owners, invitees, wanted, by)
+            except (BrokerError, ValidationError):
+                # Undoing removes the queues, too. There are some if the broker had lost this Pulse user, or they are
+                # to be adopted.
+                if is_new and not adopt_namespace:
                     _undo_creation(management, pulse_user)
                 raise
-            if not _mark_ready(pulse_user, owners, invitees, wanted, by):
+            if not is_ready:
                 raise NameRefused(f"'{username}' was removed by another request while it was being created.")
     except locks.LockTaken as error:
         raise NameRefused(
@@ -137,7 +142,7 @@ def _mark_ready(
         if not live_row(pulse_user).update(ready=True):
             return False
         pulse_user.ready = True
-        pulse_user.owners.set(owners)
+        pulse_user.owners.add(*owners)  # the broker may have lost it: then it has other owners, too
         ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
         if by is not None:
             invitations.invite(pulse_user, invitees, by)

@@ -263,6 +263,29 @@ def test_a_killed_creation_is_finished_by_repeating_it(alice, name, broker, guar
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
+def test_creating_a_pulse_user_again_that_the_broker_lost_takes_it_from_no_owner(alice, bob, name, management):
+    pulse_user, _ = create_pulse_user(name, [alice, bob])
+    management.delete_user(name)
+    with raising(Management, "set_permissions", Refused("refused", status=400, reason="refused")):
+        with pytest.raises(Refused):
+            rotate_password(pulse_user)
+        with pytest.raises(Refused):
+            create_pulse_user(name, [bob], by=bob)
+    assert create_pulse_user(name, [bob], by=bob)[0] == pulse_user
+    assert set(pulse_user.owners.all()) == {alice, bob}
+
+
+def test_a_creation_whose_addresses_are_refused_is_undone(alice, name, management, monkeypatch):
+    monkeypatch.setattr(addresses, "REQUEST_LIMIT", RateLimit("requests to confirm this address", 1, 3600))
+    other = PulseUser.objects.create(username="other", ready=True)
+    add_address(other, "team@example.org", alice)
+    with pytest.raises(ValidationError, match="the limit is 1"):
+        create_pulse_user(name, [alice], notification_emails=["team@example.org"])
+    assert PulseUser.objects.get() == other
+    with pytest.raises(NotOnBroker):
+        management.user(name)
+
+
 @pytest.mark.parametrize("unfinished", [True, False])
 def test_a_creation_does_not_take_over_a_manual_rabbitmq_user(alice, name, management, guarded, unfinished):
     if unfinished:
@@ -611,6 +634,8 @@ def test_an_address_cannot_be_added_again_within_an_hour(pulse_user, alice, conf
     with pytest.raises(ValidationError, match="less than an hour ago") as error:
         set_addresses(pulse_user, ["fine@example.org", "team@example.org"], alice)
     assert list(error.value.message_dict) == ["notification_emails"]
+    with pytest.raises(ValidationError, match="the same mailbox"):
+        set_addresses(pulse_user, ["ops+a@example.org", "ops+b@example.org"], alice)
     assert not pulse_user.notification_addresses.exists()
     add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
     assert confirmation_requests.count("team@example.org") == 2
