@@ -47,8 +47,8 @@ def create_token(
         raise ValidationError({"scope": [f"Choose one of: {', '.join(AuthToken.Scope.values)}."]})
     limits.consume(CREATION_LIMIT, owner.uuid.hex)
     with transaction.atomic():
+        locked = vouching.lock(owner)  # before the Pulse user, as a withdrawal does
         only = _lock_only_pulse_user(owner, scope, pulse_user) if pulse_user else None
-        locked = vouching.lock(owner)
         vouching.require_vouched(locked)
         quotas.require_room(quotas.TOKENS, locked, locked.auth_token_set.exclude(expiry__lte=timezone.now()))
         token, key = AuthToken.objects.create(  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Vouching: who may use the broker, and the record of who or which rule decided it."""
 
 from collections.abc import Collection, Iterable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from http import HTTPStatus
 
@@ -92,6 +93,23 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
         if is_new:
             signals.vouched.send(Owner, owner=locked, by=by)
     _refresh(locked, owner)
+
+
+def vouch_for_address(email: str, by: Owner, reason: str = "") -> None:
+    """Let the owner who has signed in with this address use the broker, as :func:`vouch` does.
+
+    Only operators learn if there is none (Refusal), or if an operator withdrew the access (PermissionDenied).
+    """
+    _normalized_reason(reason, by)  # raises its error whether there is such an owner or not
+    owner = find_owner(email)
+    if owner is None and by.is_staff:
+        where = settings.GUARDIAN_BASE_URL
+        raise Refusal(
+            f"Nobody has signed in with this address yet. Ask the person to sign in first, at {where}.", "email"
+        )
+    if owner is not None:
+        with nullcontext() if by.is_staff else suppress(PermissionDenied):
+            vouch(owner, by, reason)
 
 
 def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:

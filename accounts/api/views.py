@@ -1,6 +1,5 @@
 """The REST API of Pulse users, owners and tokens. The functions it calls check what the user may do."""
 
-import contextlib
 from http import HTTPStatus
 from typing import Any
 
@@ -349,12 +348,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         if not vouching.may_vouch(request.user):
             raise PermissionDenied("You can't approve access. Ask an operator.")
         body = read(VouchSerializer, request)
-        owner = vouching.find_owner(body["email"])
-        if owner is not None:
-            with contextlib.nullcontext() if request.user.is_staff else contextlib.suppress(PermissionDenied):
-                vouching.vouch(owner, request.user, body.get("reason", ""))
-        elif request.user.is_staff:
-            raise ValidationError({"email": ["Nobody has signed in with this address yet. Ask them to sign in first."]})
+        vouching.vouch_for_address(body["email"], request.user, body.get("reason", ""))
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=WithdrawSerializer, responses={200: OwnerDetailSerializer, 409: ConfirmationRequired})

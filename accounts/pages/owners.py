@@ -12,7 +12,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 
 from accounts.access import vouching
-from accounts.models import AuthToken, Owner, PulseUser, Vouching, owners_matching
+from accounts.models import AuthToken, Owner, Vouching, owners_matching
 from accounts.pages import forms
 from accounts.pages.common import OwnersRequest, add_error, form_data, page_of, page_with_forms, search_text
 from accounts.pages.confirmation import confirm_page, fate_of_messages, typed_confirmation
@@ -57,20 +57,15 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
         raise PermissionDenied("Only owners who may approve access see the requests for it.")
     form = forms.VouchForm(form_data(request))
     if request.method == "POST" and form.is_valid():
-        owner = vouching.find_owner(form.cleaned_data["email"])
-        if owner is None:
-            where = settings.GUARDIAN_BASE_URL
-            form.add_error(
-                "email", f"Nobody has signed in with this address yet. Ask the person to sign in first, at {where}."
-            )
+        email = form.cleaned_data["email"]
+        try:
+            vouching.vouch_for_address(email, request.user, form.cleaned_data["reason"])
+        except ValidationError as error:
+            add_error(form, error, "reason")
         else:
-            try:
-                vouching.vouch(owner, request.user, form.cleaned_data["reason"])
-            except ValidationError as error:
-                add_error(form, error, "reason")
-            else:
-                messages.success(request, f"{owner} has access to RabbitMQ now.")
-                return redirect("owners")
+            condition = "" if request.user.is_staff else "If somebody has signed in with this address: "
+            messages.success(request, f"{condition}{email} has access to RabbitMQ now.")
+            return redirect("owners")
     search = search_text(request)
     known = vouching.listed_owners()
     owners = known.annotate(number_of_pulse_users=Count("pulse_users")).order_by("email")
@@ -123,15 +118,15 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
             outcome = f"{owner} can't create anything on RabbitMQ any more. {kept}."
             messages.success(request, f"The request of {owner} is declined." if is_declined else outcome)
             return redirect("owner", owner.uuid)
-    pulse_users = PulseUser.objects.annotate(number_of_owners=Count("owners")).filter(pk__in=owner.pulse_users.all())
+    shared = withdrawal.shared_pulse_users(owner).count()
     return render(
         request,
         "accounts/owner.html",
         {
             "owner": owner,
             "records": owner.vouchings.select_related("by")[:RECORDS_SHOWN],
-            "owned_alone": pulse_users.filter(number_of_owners=1).count(),
-            "shared": pulse_users.filter(number_of_owners__gt=1).count(),
+            "owned_alone": owner.pulse_users.count() - shared,
+            "shared": shared,
             "number_of_tokens": AuthToken.objects.filter(user=owner).count(),
             "form": form,
         },

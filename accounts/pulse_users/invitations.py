@@ -27,8 +27,9 @@ def invite(pulse_user: PulseUser, invitees: Sequence[Owner], by: Owner) -> None:
     """Invite these people to own a Pulse user that ``by`` owns. Open invitations to them stay as they are.
 
     Call this in a transaction that has locked the Pulse user. The number of queries doesn't depend on the number of
-    people.
+    people. Raises NotVouched if ``by`` has no access: nobody could accept.
     """
+    vouching.require_vouched(by)
     are_open = set(pulse_user.invitations.open().values_list("invitee", flat=True))
     earlier = pulse_user.invitations.filter(invitee__in=invitees).select_related("invitee")
     for closed in earlier.exclude(closed_at=None):

@@ -204,6 +204,11 @@ def test_vouching_by_address_does_not_reveal_who_has_signed_in(alice, bob, opera
         for email in ("new@example.org", "bob@example.org", "nobody@example.org")
     ]
     assert {(answer.status_code, answer.text) for answer in answers} == {(204, "")}
+    refused = [
+        Program(alice).post("owners/vouch/", {"email": email, "reason": "By rule: x"}).status_code
+        for email in ("new@example.org", "nobody@example.org")
+    ]
+    assert refused == [400, 400]
     new.refresh_from_db()
     bob.refresh_from_db()
     assert (new.vouched, bob.vouched) == (True, False)

@@ -137,6 +137,13 @@ def test_an_invitation_that_ended_cannot_be_answered(shared, alice, carol, end, 
     assert owners_of(shared) == before
 
 
+def test_an_owner_without_access_invites_nobody(pulse_user, alice, bob):
+    Owner.objects.filter(pk=alice.pk).update(vouched=False)
+    with pytest.raises(ValidationError, match="has no access"):
+        add_owner(pulse_user, bob, Owner.objects.get(pk=alice.pk))
+    assert not Invitation.objects.exists()
+
+
 def test_a_second_invitation_changes_nothing_while_the_first_is_open(pulse_user, alice, bob, invitation):
     add_owner(pulse_user, bob, alice)
     assert Invitation.objects.get() == invitation

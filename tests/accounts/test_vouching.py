@@ -228,8 +228,10 @@ def test_only_operators_withdraw_access_and_not_from_operators(newcomer, bob, op
 
 
 def test_withdrawing_access_can_remove_tokens_and_pulse_users(guarded, broker, bob, operator, names, management):
-    carol = Owner.objects.create_user("carol@example.org", vouched=True)
-    _, password = create_pulse_user(names[0], [bob])
+    carol, gone = (Owner.objects.create_user(f"{who}@example.org", vouched=True) for who in ("carol", "gone"))
+    pulse_user, password = create_pulse_user(names[0], [bob])
+    pulse_user.owners.add(gone)
+    Owner.objects.filter(pk=gone.pk).update(is_active=False)  # who can't sign in, so nobody could change the password
     shared, _ = create_pulse_user(names[1], [bob, carol])
     create_token(bob, "bob's")
     create_token(carol, "carol's")
