@@ -94,9 +94,8 @@ def operate_brake(request: Request) -> HttpResponse:
     outcome = None
     if "keep" in request.POST:
         keep = KeepForm(request.POST)
-        if keep.is_valid():
-            queue = keep.cleaned_data["keep"]
-            single.set_limits(queue, request.user, unbounded=True)
+        queue = keep.cleaned_data["keep"] if keep.is_valid() else None
+        if queue and single.set_limits_of_all([queue], request.user, {"unbounded": True}).succeeded:
             messages.success(request, f"You keep {queue}. It is unbounded now, so Guardian never deletes it.")
             return redirect("operate_brake")
         outcome = NOT_THERE

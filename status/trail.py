@@ -5,11 +5,12 @@ stored as both, and shown once, as the entry.
 """
 
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib.contenttypes.models import ContentType
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.urls import reverse
@@ -32,12 +33,15 @@ SHORT = forms.TextInput({"size": 16})
 DATE = forms.DateInput({"type": "date"})
 
 
+DAYS = [MinValueValidator(date(2000, 1, 1)), MaxValueValidator(date(2100, 1, 1))]
+
+
 class TrailForm(forms.Form):
     queue = forms.CharField(required=False, max_length=255, widget=SHORT)
     pulse_user = forms.CharField(required=False, max_length=100, widget=SHORT, label="Pulse user")
     person = forms.CharField(required=False, max_length=254, widget=SHORT, label="By (address)")
-    since = forms.DateField(required=False, widget=DATE, label="From")
-    until = forms.DateField(required=False, widget=DATE, label="To")
+    since = forms.DateField(required=False, widget=DATE, label="From", validators=DAYS)
+    until = forms.DateField(required=False, widget=DATE, label="To", validators=DAYS)
 
 
 @dataclass(frozen=True, order=True)

@@ -115,7 +115,7 @@ def purge_queue(queue: Queue, by: Owner, *, keep: bool = True) -> Removed:
 
 def why_not_archived(queue: Queue, by: Owner) -> str:
     """Return why the messages of a queue can't be archived, or an empty text if they can be, within the bounds."""
-    return destroying.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True))
+    return destroying.why_not(_target(queue, by, Archive.Reason.DELETED, keep=True)) or destroying.why_given_up(queue)
 
 
 def _target(queue: Queue, by: Owner, reason: Archive.Reason, keep: bool) -> Target:
@@ -223,7 +223,8 @@ def _with_limits(queue: Queue, limits: Mapping[str, Any]) -> Queue:
     for name, value in limits.items():
         setattr(changed, name, value)
     changed.clean_fields(exclude={field.name for field in Queue._meta.get_fields()} - set(LIMITS))
-    check_limits(changed.pulse_user, changed.warn_length, changed.max_length)
+    if {"warn_length", "max_length"} & limits.keys():  # those that stay may contradict a default that changed since
+        check_limits(changed.pulse_user, changed.warn_length, changed.max_length)
     set_end(changed, queue, limits, timezone.now())
     return changed
 

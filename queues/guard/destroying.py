@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
@@ -43,6 +43,7 @@ from queues.archives.writing import (
 )
 from queues.models import Archive, Queue
 from queues.rules.thresholds import is_fetch_paused
+from queues.rules.turns import MAX_ATTEMPTS, interrupted_attempts
 from rabbit import deadline, snapshot
 from rabbit.amqp import LEADER_TIMEOUT_SECONDS, Session
 from rabbit.arguments import CLASSIC, QUORUM, passes_others_over
@@ -51,9 +52,6 @@ from rabbit.fetching import Bounds, Fetch
 from rabbit.snapshot import TYPES_WITHOUT_LENGTH, UNKNOWN_TYPE, ListedQueue
 
 logger = logging.getLogger(__name__)
-
-MAX_ATTEMPTS = 2
-FORGET_ATTEMPTS_AFTER = timedelta(days=1)
 
 QUORUM_TICK_SECONDS = 6.0
 """Lists show a quorum queue as of its last tick, up to 5 s ago."""
@@ -227,7 +225,7 @@ class _Attempt:
             before = self._row.select_for_update().values(*NO_ATTEMPTS).first() or NO_ATTEMPTS
             if target.reason == Archive.Reason.LENGTH and is_fetch_paused(before["returned_at"], now):
                 raise NotSent("its messages were returned to it by another request")
-            attempts = _attempts(before, now)
+            attempts = interrupted_attempts(before["fetch_attempts"], before["attempted_at"], now)
             fetched.update(state=Archive.State.KEPT)
             if attempts >= MAX_ATTEMPTS:
                 return None
@@ -278,11 +276,10 @@ NO_ATTEMPTS: dict[str, Any] = {"fetch_attempts": 0, "attempted_at": None, "retur
 """The columns of a queue whose messages were not fetched."""
 
 
-def _attempts(queue: Mapping[str, Any], now: datetime) -> int:
-    """Return the number of interrupted attempts that count, from these columns of a queue."""
-    if queue["attempted_at"] is None or now - queue["attempted_at"] > FORGET_ATTEMPTS_AFTER:
-        return 0
-    return int(queue["fetch_attempts"])
+def why_given_up(queue: Queue) -> str:
+    """Return why its messages are not fetched again to archive them, or an empty text if they are."""
+    attempts = interrupted_attempts(queue.fetch_attempts, queue.attempted_at, timezone.now())
+    return TOO_MANY_ATTEMPTS if attempts >= MAX_ATTEMPTS else ""
 
 
 def delete_queue(

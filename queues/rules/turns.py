@@ -12,6 +12,10 @@ LONGEST_GAP = timedelta(seconds=45)
 After a kill, its lease keeps the next one waiting for 60 to 90 s: that time must not count.
 """
 
+MAX_ATTEMPTS = 2
+"""After this number of interrupted attempts to archive its messages, a queue is deleted without a copy."""
+FORGET_ATTEMPTS_AFTER = timedelta(days=1)
+
 Group = int | None
 """An owner, by primary key. Queues without owner are the group None."""
 
@@ -55,6 +59,11 @@ def seconds_to_archive(waiting: int, groups: int, deleters: int, most: float, pa
     """
     deleters_of_group = min(max(1, deleters // 2), deleters / max(1, groups))
     return min(most, patience * deleters_of_group / max(1, waiting))
+
+
+def interrupted_attempts(attempts: int, attempted_at: datetime | None, now: datetime) -> int:
+    """Return how many attempts to archive a queue's messages count, of which the last began at ``attempted_at``."""
+    return 0 if attempted_at is None or now - attempted_at > FORGET_ATTEMPTS_AFTER else attempts
 
 
 def has_waited_too_long(

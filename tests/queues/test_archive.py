@@ -262,11 +262,13 @@ def test_a_database_that_fails_in_the_middle_does_not_stop_the_deletion(amqp, de
     assert not Archive.objects.seen_by(alice).exists()
 
 
-def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed, delete):
+def test_after_two_failed_attempts_a_queue_is_deleted_without_an_archive(listed, delete, alice):
+    assert single.why_not_archived(listed, alice) == ""
     with raising(destroying, "store_batch", Killed):
         for _ in range(destroying.MAX_ATTEMPTS):
             with pytest.raises(Killed):
                 delete()
+    assert single.why_not_archived(Queue.objects.get(), alice) == "2 attempts failed"  # the page says it before
     removed = delete()
     assert (removed.archive, removed.dropped, removed.why_not) == (None, 8, "2 attempts failed")
     failed = Archive.objects.get()

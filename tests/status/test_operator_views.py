@@ -119,6 +119,7 @@ def test_an_operator_releases_selected_queues(admin, braked_queues, guarded, man
 
 def test_an_operator_keeps_a_blocked_queue(admin, braked_queues, guarded, management):
     queue = Queue.objects.get(name="long-1")
+    Queue.objects.filter(pk=queue.pk).update(warn_length=10**6)  # more than a deletion limit that was lowered since
     assert "too many at once just now" in words(admin.get(BRAKE))
     page = admin.post(BRAKE, {"keep": queue.uuid.hex}, follow=True)
     assert f"You keep long-1 in {guarded}. It is unbounded now" in words(page)
@@ -390,3 +391,4 @@ def test_the_audit_trail_ignores_a_position_that_it_never_gave(admin, acts):
     for before in ("x", "2026-01-01~0~1", "2026-01-01T00:00:00+00:00~0~x"):
         assert len(rows_of(admin.get(TRAIL, {"before": before}))) == 3
     assert "Enter a valid date." in admin.get(TRAIL, {"since": "x"}).text
+    assert "Ensure this value" in admin.get(TRAIL, {"until": "9999-12-31"}).text  # there is no day after it
