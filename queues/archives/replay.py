@@ -218,6 +218,8 @@ def _send(replay: Replay, until: float) -> None:
         publisher = ConfirmedPublisher(session)
         while replay.sent < replay.total and time.monotonic() < until:
             began = time.monotonic()
+            if is_any_deleting(replay.archive.vhost, [replay.to_queue]):
+                break  # what arrives while its messages are archived would be lost
             if not _send_batch(replay, replay.by, publisher, messages):
                 break
             if replay.rate:
@@ -257,6 +259,11 @@ def _send_batch(
             text += f" {arrived} later ones were."
         finish(replay, State.FAILED, text)
     return not refused
+
+
+def is_any_deleting(vhost: str, names: Collection[str]) -> bool:
+    """Return whether Guardian is about to delete one of these queues."""
+    return Queue.objects.filter(vhost=vhost, name__in=names, state=Queue.State.DELETING).exists()
 
 
 def _may_send(replay: Replay, by: Owner) -> QuerySet[Replay]:

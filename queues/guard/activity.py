@@ -1,12 +1,13 @@
 """Fetch the figures that a diagnosis rests on."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from itertools import groupby
 from typing import NamedTuple
 
-from queues.models import Queue
+from queues.models import Move, Queue
 from queues.rules.activity import RECENT_SECONDS, WINDOW_SECONDS, Activity, Holder, stored_activity
 from rabbit import deadline
 from rabbit.entities import QueueConsumer
@@ -20,21 +21,25 @@ from rabbit.requests.sending import JSONObject
 
 logger = logging.getLogger(__name__)
 
-FETCH_SECONDS = 20.0
-"""The time limit of all requests of a run."""
+QUEUES_SECONDS, CONSUMERS_SECONDS = 15.0, 5.0
+"""The time limits of all requests of a run for queues, and for the consumers of those that answered."""
 
 
 class Consuming(NamedTuple):
     """A consumer of a queue, and the unacknowledged messages of its channel, or None if the broker doesn't report them.
 
     ``is_alone``: its channel has no other consumer. ``connection_name`` is the name that the client gave to its
-    connection, if any.
+    connection, if any. ``address`` is the client's.
     """
 
     consumer: QueueConsumer
     unacknowledged: int | None
     is_alone: bool = False
     connection_name: str = ""
+
+    @property
+    def address(self) -> str:
+        return self.consumer.connection.partition(" -> ")[0]  # then comes the node's, which only operators know
 
 
 def consuming_in(vhost: str, rows: Iterable[JSONObject], management: Management) -> list[list[Consuming]]:
@@ -74,8 +79,7 @@ def _object(value: object) -> JSONObject:
 
 
 def _holder(one: Consuming) -> Holder:
-    consumer = one.consumer
-    name = one.connection_name or consumer.connection.partition(" -> ")[0]
+    consumer, name = one.consumer, one.connection_name or one.address
     unacknowledged = one.unacknowledged if one.is_alone else None
     return Holder(name, consumer.user, consumer.prefetch, unacknowledged, consumer.is_active)
 
@@ -85,23 +89,33 @@ def fetch(management: Management, queues: Iterable[QueueName], now: datetime) ->
 
     It takes a request for each queue, and two for each vhost with consumers.
     """
+    rows: dict[str, list[JSONObject]] = defaultdict(list)
     found: dict[QueueName, Activity] = {}
-    try:
-        with deadline.limit(FETCH_SECONDS):
-            for vhost, names in groupby(sorted(queues), key=lambda queue: queue[0]):
-                rows = [row for _, name in names if (row := _row(management, vhost, name)) is not None]
-                for row, consuming in zip(rows, consuming_in(vhost, rows, management), strict=True):
-                    found[vhost, row["name"]] = activity_in(row, consuming, now)
-    except BrokerError as error:
-        logger.warning("Could not query all queues to diagnose: %s", error)
+    with _as_far_as_answered(QUEUES_SECONDS):
+        for vhost, name in sorted(queues):
+            if (row := _row(management, vhost, name)) is not None:
+                rows[vhost].append(row)
+    with _as_far_as_answered(CONSUMERS_SECONDS):
+        for vhost, of_vhost in rows.items():
+            for row, consuming in zip(of_vhost, consuming_in(vhost, of_vhost, management), strict=True):
+                found[vhost, row["name"]] = activity_in(row, consuming, now)
     return found
 
 
+@contextmanager
+def _as_far_as_answered(seconds: float) -> Iterator[None]:
+    try:
+        with deadline.limit(seconds):
+            yield
+    except BrokerError as error:
+        logger.warning("Could not query all queues to diagnose: %s", error)
+
+
 def store(queue: Queue, activity: Activity) -> None:
-    """Store what was fetched of a queue when somebody looked at it, unless the deleter fetches its messages."""
+    """Store what was fetched of a queue when somebody looked at it, unless Guardian itself may consume from it."""
     queue.activity = activity.after(stored_activity(queue.activity)).as_json()
     there = Queue.objects.filter(pk=queue.pk).exclude(state__in=[Queue.State.GONE, Queue.State.DELETING])
-    there.update(activity=queue.activity)
+    there.exclude(moves__state=Move.State.RUNNING).update(activity=queue.activity)
 
 
 def _row(management: Management, vhost: str, name: str) -> JSONObject | None:

@@ -310,7 +310,7 @@ def _waits_for_deletion(move: Move) -> bool:
     """Read the source again, and return whether Guardian is about to delete it or a target."""
     move.queue = Queue.objects.select_related("pulse_user").get(pk=move.queue_id)
     names = [move.queue.name, move.to_queue, *(queue for *_, queue in move.groups or [])]
-    return Queue.objects.filter(vhost=move.queue.vhost, name__in=names, state=Queue.State.DELETING).exists()
+    return replay.is_any_deleting(move.queue.vhost, names)
 
 
 def _judge_again(move: Move) -> None:
@@ -373,7 +373,11 @@ class _Step:
         if not Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=len(routed)):  # it was stopped
             self._acknowledge(fetch, taken, [])
             return True
-        refused = self.publisher.publish({keys[position]: message for position, message in routed.items()})
+        try:
+            refused = self.publisher.publish({keys[position]: message for position, message in routed.items()})
+        except BrokerError:
+            self._acknowledge(fetch, taken, [])  # the end of the step returns them
+            raise
         confirmed = [position for position in routed if keys[position] not in refused]
         move.sent += len(confirmed)
         Move.objects.filter(pk=move.pk).update(sent=move.sent, in_flight=0 if move.is_copy else len(confirmed))
@@ -439,7 +443,8 @@ class _Step:
             if fetch.requeue_counts and exhausted:
                 keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys they have seen
                 last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
-                refused = self.publisher.publish(last, "", self.move.queue.name)
+                with broker.session(self.move.queue.vhost) as session:  # the publisher's may be lost
+                    refused = ConfirmedPublisher(session, HEADER).publish(last, "", self.move.queue.name)
                 done = [position for position, key in keys.items() if key not in refused]
             if done:
                 fetch.acknowledge(done)

@@ -22,6 +22,7 @@ from queues.rules import diagnosis
 from queues.rules.activity import Activity, Holder, Seen, stored_activity
 from queues.rules.diagnosis import Situation, diagnose
 from rabbit.entities import QueueFlow
+from rabbit.errors import BrokerUnavailable
 from rabbit.policies import LengthLimit
 from rabbit.requests import queues as requests
 from tests.support.toolbox import queue_row, wait_until
@@ -423,3 +424,19 @@ def test_each_situation_on_the_broker_gets_its_diagnosis(guarded, broker, settin
         count_consumers()
         found = {queue.name.rpartition("/")[2]: queue for queue in Queue.objects.all()}
     assert {name: queue.diagnosis for name, queue in found.items()} == {code: code for code in Queue.Diagnosis.values}
+
+
+def test_an_answer_that_is_missing_costs_no_other_queue_its_figures(amqp, guarded, management, monkeypatch):
+    names = [f"queue/alice/{number}" for number in range(3)]
+    for name in names:
+        amqp.queue(name)
+    real = management.queue
+
+    def queue(vhost, name, **options):
+        if name == names[2]:
+            raise BrokerUnavailable("no answer in time", timed_out=True)
+        return real(vhost, name, **options)
+
+    monkeypatch.setattr(management, "queue", queue)
+    found = fetching.fetch(management, [(guarded, name) for name in names], NOW)
+    assert found.keys() == {(guarded, name) for name in names[:2]}

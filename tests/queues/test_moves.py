@@ -4,20 +4,23 @@ from types import SimpleNamespace
 
 import pika
 import pytest
+from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from core.broker import session
 from core.refusals import Refusal
 from guardian_consumers import _retries as retries
 from queues.archives.replay import ORIGINAL_HEADER
-from queues.guard import consumer_health, deleter, destroying, monitor
+from queues.guard import activity, consumer_health, deleter, destroying, monitor
 from queues.guard.once import run_once
 from queues.models import Move, Queue
 from queues.moves import moving, sending_back
 from queues.moves.moving import HEADER, Destination, MoveRefused
 from queues.moves.sending_back import GroupsUnconfirmed
+from queues.rules.activity import Activity, Holder
 from queues.rules.dead_letters import SENT_BACK
 from rabbit.confirmed import ConfirmedPublisher
+from rabbit.errors import BrokerUnavailable
 from rabbit.fetching import Bounds, Fetch
 from tests.support.proxy import Proxy
 from tests.support.toolbox import AWAY_AMQP, call_after, call_before, raising, wait_until, wait_until_equal
@@ -294,17 +297,40 @@ def test_an_auto_delete_queue_is_there_after_a_move(amqp, alice, queue):
     assert amqp.ready(FROM) == 0
 
 
+def deliver_once(amqp, source, headers=None):
+    """Put two messages into a quorum queue, and return them to it after a first delivery."""
+    for _ in range(2):
+        amqp.channel.basic_publish("", source.name, b"7", pika.BasicProperties(headers=headers))
+    wait_until_equal(lambda: amqp.ready(source.name), 2)
+    with session(source.vhost) as opened:
+        list(Fetch(opened, source.name, queue_type="quorum").batches(2, Bounds(2, 1000, 2)))
+    wait_until_equal(lambda: amqp.ready(source.name), 2)
+
+
+def test_messages_at_their_last_delivery_outlive_the_loss_of_the_target(amqp, alice, queue):
+    source, _ = queue(FROM, 0, "quorum", **{"x-delivery-limit": 1}), queue(TO)
+    deliver_once(amqp, source)
+    move = moving.start(source, alice, Destination(queue=TO))
+    real, lost = ConfirmedPublisher.publish, [BrokerUnavailable("the connection was lost")]
+
+    def publish(*arguments):
+        if lost:
+            raise lost.pop()
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ConfirmedPublisher, "publish", publish)
+        moving.run_due()
+    wait_until_equal(lambda: amqp.ready(FROM), 2)
+    moved(move, sent=2)
+
+
 def test_a_message_that_goes_to_the_queues_end_is_routed_nowhere_else_and_has_a_key_of_its_own(amqp, alice, queue):
     source = queue(FROM, 0, "quorum", **{"x-delivery-limit": 1})
     queue("queue/bob/secret")
     queue(TO, **{"x-max-length": 0, "x-overflow": "reject-publish"})
-    for _ in range(2):
-        amqp.channel.basic_publish("", FROM, b"7", pika.BasicProperties(headers={"CC": ["queue/bob/secret"]}))
-    wait_until_equal(lambda: amqp.ready(FROM), 2)
+    deliver_once(amqp, source, {"CC": ["queue/bob/secret"]})
     amqp.taken("queue/bob/secret")
-    with session(source.vhost) as opened:  # a first delivery
-        list(Fetch(opened, FROM, queue_type="quorum").batches(2, Bounds(2, 1000, 2)))
-    wait_until_equal(lambda: amqp.ready(FROM), 2)
     moved(moving.start(source, alice, Destination(queue=TO), 1), sent=0, state="failed")
     moved(moving.start(source, alice, Destination(queue=TO), 1), sent=0, state="failed")
     wait_until_equal(lambda: amqp.ready(FROM), 2)
@@ -371,6 +397,9 @@ def test_the_consumer_of_a_move_is_nobodys(alice, queue):
     before = len(consumer_health._stored_states())
     moving.start(source, alice, Destination(queue=TO))
     assert len(consumer_health._stored_states()) == before - 1
+    earlier = source.activity
+    activity.store(source, Activity(timezone.now(), holders=(Holder("127.0.0.1:1", "guest", 10, 5),)))
+    assert Queue.objects.get(pk=source.pk).activity == earlier
 
 
 DEAD, JOBS = "queue/alice/dead", "queue/alice/jobs"

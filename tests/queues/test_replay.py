@@ -201,6 +201,16 @@ def test_a_replay_ends_when_its_owner_loses_access_in_the_middle(amqp, alice, ar
     assert len(amqp.numbers(NAME)) == 100
 
 
+def test_a_replay_waits_while_its_target_is_about_to_be_deleted(amqp, alice, archived, monkeypatch):
+    started = replay.start(archived(250), alice, queue=NAME)
+    once_after(monkeypatch, FIRST_BATCH, lambda: Queue.objects.update(state="deleting"))
+    assert replay.run_due() == 100
+    Queue.objects.update(state="ok")
+    assert replay.run_due() == 150
+    started.refresh_from_db()
+    assert (started.state, started.sent, started.repeated) == ("done", 250, 0)
+
+
 def test_a_replay_ends_when_its_owner_is_deactivated(amqp, alice, archived):
     started = replay.start(archived(5), alice, queue=NAME)
     Owner.objects.update(is_active=False)
