@@ -1,5 +1,6 @@
 """Do one thing to each of several rows, and report the results."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,10 @@ from django.contrib import messages
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
 from django.http import HttpRequest
 
-from rabbit.errors import BrokerError, BrokerUnavailable, Refused, was_not_executed
+from rabbit.errors import BrokerError, BrokerUnavailable, NotOnBroker, Refused, was_not_executed
 from rabbit.names import readable
+
+logger = logging.getLogger(__name__)
 
 ACTION_TIMEOUT_SECONDS = 20
 """The operator waits for the response. An action that takes longer leaves the remaining rows."""
@@ -105,16 +108,21 @@ def report_results(
 
 
 def describe_error(error: Exception) -> str:
-    """Return why an action failed, or that its outcome is unknown."""
+    """Return why an action failed, or that its outcome is unknown. Only the log names the broker's address."""
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
     if isinstance(error, ObjectDoesNotExist):
         return "it no longer exists"
+    if not isinstance(error, BrokerError):
+        return readable(str(error))
+    logger.warning("One of several actions failed: %s", error)
     if isinstance(error, Refused):
         return f"not done, because the broker refuses: {readable(error.reason)}"
-    if isinstance(error, BrokerError) and not was_not_executed(error):
-        return f"the broker gave no clear answer, so the outcome is unknown: {readable(str(error))}"
-    return readable(str(error))
+    if isinstance(error, NotOnBroker):
+        return "it is not on the broker"
+    if was_not_executed(error):
+        return "not done, because the broker does not answer"
+    return "the broker gave no clear answer, so the outcome is unknown"
 
 
 def number_of(things: Collection[object]) -> str:

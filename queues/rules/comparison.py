@@ -87,7 +87,7 @@ class _Comparison:
         }
         self.pulse_users: dict[int | None, StoredPulseUser] = {one.id: one for one in observation.pulse_users.values()}
         self.reminded = reminders.due(self.stored.values(), rules.reminder_interval, now)
-        self.waiting: Counter[int | None] = Counter()
+        self.waiting = 0
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
 
@@ -265,7 +265,7 @@ class _Comparison:
     def _record_length(self, row: StoredQueue, listed: ListedQueue) -> None:
         """Record the length of a queue that is the deleter's, and nothing else."""
         if not row.is_released:
-            self.waiting[self._group_of(row)] += 1
+            self.waiting += 1
         queue = row._replace(ready=listed.ready, unacknowledged=listed.unacknowledged, misses=0)
         if queue != row:
             self.changes.lengths.append(queue)
@@ -383,11 +383,11 @@ class _Comparison:
         for one in deletable:
             (self.changes.deletable if self._is_released(one.key) else counted).append(one)
         new = {group for one in counted if (group := self._group_of(one.queue)) not in blocked}
-        sizes = self.waiting + Counter(group for one in counted if (group := self._group_of(one.queue)) in new)
-        to_block: Sequence[int | None] = groups_to_block(sizes, brake_limit(self.rules.brake, len(self.listed)))
-        newly_blocked = new.intersection(to_block)
+        sizes = Counter(group for one in counted if (group := self._group_of(one.queue)) in new)
+        limit = brake_limit(self.rules.brake, len(self.listed)) - self.waiting
+        newly_blocked: Sequence[int | None] = groups_to_block(sizes, limit)
         self.changes.newly_blocked_groups = len(newly_blocked)
-        blocked |= newly_blocked
+        blocked.update(newly_blocked)
         for one in counted:
             if self._group_of(one.queue) in blocked:
                 queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)

@@ -80,6 +80,7 @@ def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(listed, ali
     done = program.post("queues/selected/delete/", {**body, "confirm": confirm}).json()
     assert (len(done["failed"]), len(done["not_tried"])) == (1, 2)
     assert done["stop_reason"] == "the broker does not answer; try again when it does"
+    assert done["failed"][0]["detail"] == "not done, because the broker does not answer"  # without its address
 
 
 def test_the_api_refuses_queues_of_others_and_too_many(pulse_user, bob):
