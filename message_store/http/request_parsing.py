@@ -272,7 +272,7 @@ def _multipart(request: HttpRequest, data: bytes) -> dict[str, str]:
     meta = {**request.META, "CONTENT_LENGTH": len(data)}
     try:
         fields, _ = MultiPartParser(meta, BytesIO(data), [], "utf-8").parse()
-    except (MultiPartParserError, SuspiciousOperation, ValueError) as error:
+    except (MultiPartParserError, SuspiciousOperation, TypeError, ValueError) as error:
         raise Invalid({"body": f"Unreadable: {readable(str(error)[:100])}"}) from None
     for name, values in fields.lists():
         if len(values) > 1:
