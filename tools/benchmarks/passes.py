@@ -18,11 +18,11 @@ from tools.benchmarks.running import size
 from tools.processes import happens
 
 QUEUES = size(10_000, 200)
-ROUNDS = size(15, 2)
-PROMETHEUS_ROUNDS = size(11, 2)
+ROUNDS = size(7, 2)
+PROMETHEUS_ROUNDS = size(7, 2)
 
 GROWTH = [size(queues, queues // 50) for queues in (1_000, 5_000, 10_000, 20_000, 50_000)]
-GROWTH_ROUNDS = size(7, 2)
+GROWTH_ROUNDS = size(5, 2)
 
 QUEUES_PER_VHOST = size(10_000, 200)
 """RabbitMQ 3.10 lists larger vhosts slowly."""
@@ -112,7 +112,7 @@ def passes() -> list[Figure]:
     vacuum()
     changed = in_turn(2 * ROUNDS, warm_ups=2, before=guarded.change, a_pass=guarded.changed_pass, listing=guarded.list)
     own = guarded.own_seconds[-2 * ROUNDS :]
-    unchanged = in_turn(4 * ROUNDS, a_pass=guarded.run_pass, listing=guarded.list)
+    unchanged = in_turn(2 * ROUNDS, a_pass=guarded.run_pass, listing=guarded.list)
     where = f"a pass over {QUEUES:,} queues"
     return [
         Figure(where, "1 in 10 changed", "s", changed["a_pass"], changed["listing"], MAX_RATIO),

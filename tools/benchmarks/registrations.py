@@ -25,7 +25,7 @@ from tools.benchmarks.running import size
 
 CONCURRENT = 8
 QUEUES = size(1000, 24)
-CONCURRENT_ROUNDS = size(72, 3)
+CONCURRENT_ROUNDS = size(36, 3)
 QUEUES_PER_ROUND = 13
 """New queues of each of the concurrent agents in a round."""
 
