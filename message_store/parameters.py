@@ -17,8 +17,6 @@ MAX_NUMBER = 10**9
 where more than ``MAX_READ`` counts as that."""
 MAX_IDS = 100
 """Message ids per URL. More don't fit into the first line of a request."""
-MAX_SECONDS_AHEAD = 60
-"""How far a client's message id may be in the future, to allow for its clock."""
 
 REQUIRED = "Required"
 GIVEN_TWICE = "Given twice"

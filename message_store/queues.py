@@ -24,7 +24,6 @@ from message_store.parameters import (
     GIVEN_TWICE,
     MAX_NUMBER,
     MAX_PARTITIONS,
-    MAX_SECONDS_AHEAD,
     REQUIRED,
     Invalid,
     MessageRef,
@@ -36,6 +35,7 @@ from message_store.parameters import (
     readable_text,
 )
 from message_store.store import (
+    MAX_SECONDS_AHEAD,
     MessageStore,
     NewMessage,
     NoQueue,
@@ -62,6 +62,8 @@ MAX_CONSUMERS = 1000
 """Consumers with positions in a queue. Concurrent requests may exceed it by their number."""
 MAX_BATCH = 1000
 """Messages per POST."""
+BATCH_BYTES = 24 * 1024 * 1024
+"""The size of the bodies that are fetched together."""
 MAX_CONTENT_TYPE_LENGTH = 255
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e\t]*")
 _MAX_ATTEMPTS = 10

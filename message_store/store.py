@@ -24,6 +24,9 @@ TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 1_000_000
 SIGNED_OFFSET = 1 << 63
 """Subtracted from the rest of an id, since integers in databases are signed."""
 
+MAX_SECONDS_AHEAD = 60
+"""How far a client's message id may be in the future, to allow for its clock."""
+
 MESSAGE_OVERHEAD = 100
 """Bytes that count for a message besides its body and content type. Its row and indexes take about as many."""
 

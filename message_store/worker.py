@@ -18,8 +18,7 @@ from guardian_store import (
     WorkQueue,
 )
 from guardian_store import _ids as ids
-from message_store import leases, queues
-from message_store.quota import QuotaReached
+from message_store import leases, queues, quota
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
 
 
@@ -32,7 +31,7 @@ def _errors() -> Iterator[None]:
         raise NotFound(None, {"queue_name": str(error)}) from error
     except leases.NoWorker as error:
         raise NotFound(None, {"worker": str(error)}) from error
-    except (StoreUnavailable, QuotaReached, Error) as error:
+    except (StoreUnavailable, quota.QuotaReached, Error) as error:
         with suppress(Error):
             close_old_connections()
         raise Unavailable(None, {"storage": str(error)}) from error
@@ -63,12 +62,15 @@ class StoreTransport(Transport):
         start = None if after is None else ids.place(uuid.UUID(after)).next
         name, deployment = queue.name, self.deployment
         new = tuple.__new__  # Message(…) would take twice the time
+        found, size = [], 0
         with _errors():
-            found = [
-                new(Message, (message_id.hex, name, partition, body, content_type, deployment))
-                for message_id, _, body, content_type in queues.read(queue.key, [partition], start=start, limit=limit)
-            ]
-        return Page(found, len(found) == limit)
+            read = queues.read(queue.key, [partition], start=start, limit=limit, batch_bytes=queues.BATCH_BYTES)
+            for message_id, _, body, content_type in read:
+                found.append(new(Message, (message_id.hex, name, partition, body, content_type, deployment)))
+                size += len(body)
+                if size >= queues.BATCH_BYTES:
+                    break
+        return Page(found, len(found) == limit or size >= queues.BATCH_BYTES)
 
     def progress(self, queue: WorkQueue, consumer: str, partitions: Collection[int]) -> Progress:
         with _errors():
@@ -93,7 +95,8 @@ class StoreTransport(Transport):
             except NoQueue:
                 kept_in = queues.create(self.application, queue)
             try:
-                store().push(kept_in, [copy])
+                with quota.reserved(self.application, [copy]):
+                    store().push(kept_in, [copy])
             except NoQueue as error:
                 raise StoreUnavailable(f"The queue {queue} was just deleted.") from error
 

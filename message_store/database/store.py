@@ -32,6 +32,7 @@ from message_store.database.dialects import (
 from message_store.models import Discarded, MessageRow, Position, PrincipalRow, QueueRow
 from message_store.store import (
     DEFAULT_SETTINGS,
+    MAX_SECONDS_AHEAD,
     MESSAGE_OVERHEAD,
     SIGNED_OFFSET,
     MessageStore,
@@ -210,9 +211,22 @@ class DatabaseStore(MessageStore):
             StoredMessage(id_, partition, *found[partition, id_]) for partition, id_ in ids if (partition, id_) in found
         ]
 
+    @as_store_errors()
+    @transaction.atomic(savepoint=False)
     def overwrite(self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage) -> None:
         at = place(message_id)
-        with open_cursor() as cursor:
+        with connection.cursor() as cursor:
+            # If the id is a little ahead, the next pushed message gets a later one. Others don't move the clock.
+            ahead = f"{_dialect().now} AND {_dialect().now} + {MAX_SECONDS_AHEAD * TICKS_PER_SECOND}"
+            cursor.execute(
+                f"""
+                INSERT INTO message_store_partitionrow AS known (contents, partition, last)
+                SELECT contents, %(partition)s, %(ticks)s FROM message_store_queuerow
+                WHERE id = %(queue)s AND %(ticks)s BETWEEN {ahead}
+                ON CONFLICT (contents, partition) DO UPDATE SET last = excluded.last WHERE known.last < excluded.last
+                """,
+                {"partition": message.partition, "ticks": at.ticks, "queue": queue.key, "now": now()},
+            )
             cursor.execute(
                 f"""
                 INSERT INTO message_store_messagerow

@@ -38,8 +38,6 @@ from message_store.store import (
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 """The size from which a response ends early: that of its JSON, where a control character takes six bytes."""
-BATCH_BYTES = 24 * 1024 * 1024
-"""The size of the bodies that are fetched together."""
 MIN_MESSAGES = 2
 """The messages of a response of any size. A reader that continues from the last one gets that one again, first."""
 RETRY_AFTER_SECONDS = "5"
@@ -186,7 +184,9 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     if errors:
         raise Invalid(errors)
     is_descending = order == "descending"
-    found = queues.read(stored, partitions, start=start, limit=limit, descending=is_descending, batch_bytes=BATCH_BYTES)
+    found = queues.read(
+        stored, partitions, start=start, limit=limit, descending=is_descending, batch_bytes=queues.BATCH_BYTES
+    )
     return _messages(found)
 
 
@@ -202,7 +202,7 @@ def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 
 def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     stored = _accessible_queue(request, application, queue, principals.may_read)
-    return _messages(queues.read_ids(stored, parameters.parse_ids(message_ids), batch_bytes=BATCH_BYTES))
+    return _messages(queues.read_ids(stored, parameters.parse_ids(message_ids), batch_bytes=queues.BATCH_BYTES))
 
 
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:

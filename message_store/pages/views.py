@@ -217,7 +217,7 @@ class MessageFilterForm(forms.Form):
             try:
                 cleaned["start"] = place_of(cleaned["since"], descending=cleaned.get("order") == "descending")
             except ValueError:
-                self.add_error("since", "Write a time, such as 2026-12-31 23:59 (UTC), or a message id.")
+                self.add_error("since", "Write a time, such as 2026-12-31 23:59, or a message id.")
         return cleaned
 
 
@@ -262,19 +262,24 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
     if found is None or not (request.user.is_staff or may_read(found, caller(request.user))):
         raise Http404("There is no such queue, or you can't read it.")
     form = MessageFilterForm(request, found.partitions)
-    messages: list[StoredMessage] = []
+    messages: list[MessagePreview] = []
     consumers: list[Consumer] = []
     asked: dict[str, Any] = {}
     if form.is_valid():
         asked = form.cleaned_data
         partition, descending = asked["partition"], asked["order"] == "descending"
         read = queues.read(
-            found, [partition], start=asked.get("start"), limit=MESSAGES_PER_PAGE + 1, descending=descending
+            found,
+            [partition],
+            start=asked.get("start"),
+            limit=MESSAGES_PER_PAGE + 1,
+            descending=descending,
+            batch_bytes=queues.BATCH_BYTES,
         )
-        messages = list(read)
+        messages = [_shown(message) for message in read]
         if request.user.is_staff or may_use_positions(found, caller(request.user)):
             consumers = _consumers(found, partition)
-    beyond = messages[MESSAGES_PER_PAGE].id.hex if len(messages) > MESSAGES_PER_PAGE else ""
+    beyond = messages[MESSAGES_PER_PAGE].id if len(messages) > MESSAGES_PER_PAGE else ""
     (row,) = _rows([found], most_readers=None)
     return render(
         request,
@@ -284,7 +289,7 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
             "address": _address(found.application, found.name),
             "form": form,
             "asked": asked,
-            "shown": [_shown(message) for message in messages[:MESSAGES_PER_PAGE]],
+            "shown": messages[:MESSAGES_PER_PAGE],
             "next": urlencode({"partition": asked["partition"], "order": asked["order"], "since": beyond})
             if beyond
             else "",

@@ -293,6 +293,13 @@ def test_a_message_can_be_written_with_a_chosen_id(store, queue):
     assert abs(after.time - pushed.time) < 600 * TICKS_PER_SECOND, "a chosen id does not move the clock"
 
 
+@DATABASE_STORE_ONLY
+def test_a_pushed_message_comes_after_one_of_the_near_future(store, queue):
+    store.overwrite(queue, ids.message_id(Place(store.now() + 30 * TICKS_PER_SECOND, 1 << 63)), new("near"))
+    push(store, queue, "later")
+    assert bodies(store, queue) == ["near", "later"]
+
+
 def test_messages_of_many_queues_are_counted_in_one_call(store, queue):
     other, gone = store.register("app", "other"), store.register("app", "gone")
     store.push(queue, [new(str(number), 1 + number % 3) for number in range(7)])

@@ -660,7 +660,7 @@ LARGEST = 6 * len(LARGEST_BODY) + 200
 def test_a_large_answer_is_truncated_and_says_so(shop, settings, monkeypatch, order):
     settings.MESSAGE_STORE_MAX_BODY = 100
     monkeypatch.setattr(views, "MAX_RESPONSE_BYTES", 1000)
-    monkeypatch.setattr(views, "BATCH_BYTES", 250)
+    monkeypatch.setattr(queues, "BATCH_BYTES", 250)
     bodies = [LARGEST_BODY, "x", "\x1b" * 50, "x", LARGEST_BODY, LARGEST_BODY, '"' * 100, "x", b"\xff" * 60]
     keys = [shop.post("/one", body) for body in bodies]
     read, since = [], ""

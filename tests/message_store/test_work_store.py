@@ -47,6 +47,7 @@ from guardian_store._leases import StoreLeases
 from guardian_store._partition_sharing import CoordinationUnavailable, LeasesLost, Plan, plan_share
 from guardian_store._zookeeper import ZooKeeperLeases
 from message_store import applications, queues
+from message_store import leases as store_leases
 from message_store.database.store import DatabaseStore
 from message_store.management.commands.work_store import Command
 from message_store.models import Application, ApplicationKey, PartitionLease
@@ -552,14 +553,36 @@ def test_a_failed_message_is_kept_whatever_its_content_type(database_store, over
     assert [(one.body, one.content_type) for one in errors()] == [(body, content_type)]
 
 
-def test_a_failed_message_waits_while_the_application_has_no_room(database_store, over_http, settings):
+@pytest.mark.parametrize("in_process", [False, True], ids=["over HTTP", "in process"])
+def test_a_failed_message_waits_while_the_application_has_no_room(database_store, over_http, settings, in_process):
     post(queues.create("shop", "orders"), "bad")
     settings.MESSAGE_STORE_MAX_BYTES = 1
-    job = RecordingJob("bad")
-    with run_workers(new_worker(job, over_http(), failure=keep_failure)):
+    job, transport = RecordingJob("bad"), over_http()
+    with run_workers(new_worker(job, StoreTransport("shop") if in_process else transport, failure=keep_failure)):
         wait_until(lambda: len(job.messages) == 2)
         settings.MESSAGE_STORE_MAX_BYTES = 0
         wait_until(errors)
+
+
+@pytest.mark.parametrize(
+    "limit", [(queues, "MAX_CONSUMERS"), (store_leases, "MAX_WORKERS")], ids=["positions", "leases"]
+)
+def test_a_worker_over_http_waits_at_a_limit_of_the_application(database_store, over_http, monkeypatch, limit):
+    queue = queues.create("shop", "orders")
+    post(queue, "first")
+    monkeypatch.setattr(*limit, 0)
+    with run_workers(new_worker(RecordingJob(), over_http(), sharing=Leases(1))):
+        time.sleep(0.5)
+        monkeypatch.undo()
+        wait_until(lambda: queues.positions(queue, "mailer"))
+
+
+def test_a_worker_in_process_reads_no_more_bytes_at_once_than_a_response_has(database_store, monkeypatch):
+    post(queues.create("shop", "orders"), "first", "second", "third")
+    monkeypatch.setattr(queues, "BATCH_BYTES", 6)
+    transport = StoreTransport("shop")
+    page = transport.read(transport.queues(["orders"])["orders"], 1, None, 10)
+    assert ([message.body for message in page.messages], page.more) == ([b"first", b"second"], True)
 
 
 def test_a_failed_message_whose_copy_is_too_large_is_logged_and_the_next_follows(

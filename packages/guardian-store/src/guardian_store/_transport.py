@@ -177,7 +177,7 @@ class HTTPTransport(Transport):
         self, queue: WorkQueue, consumer: str, moves: Mapping[int, tuple[str | None, str]]
     ) -> dict[int, str]:
         body = {str(partition): {"from": at, "to": to} for partition, (at, to) in moves.items()}
-        with _of_queue():
+        with _of_queue(), _waiting_for_room():
             return positions_of(self.client.request("POST", queue.name, "positions", consumer, json=body))
 
     def keep(self, message: Message, queue: str, ttl: int) -> None:
@@ -188,15 +188,12 @@ class HTTPTransport(Transport):
             self._post(message, queue, ttl)
 
     def _post(self, message: Message, queue: str, ttl: int) -> None:
-        try:
+        with _waiting_for_room():
             self.client.post(queue, message.body, ttl=ttl, partition=1, content_type=message.content_type)
-        except Invalid as error:
-            if "quota" not in error.errors:
-                raise
-            raise Unavailable(error.status, error.errors) from error  # other messages expire
 
     def join(self, consumer: str, worker: str, seconds: float) -> None:
-        self._leases("PUT", consumer, "workers", worker, data={"seconds": repr(seconds)})
+        with _waiting_for_room():
+            self._leases("PUT", consumer, "workers", worker, data={"seconds": repr(seconds)})
 
     def renew(self, consumer: str, worker: str, timeout: float) -> None:
         self._leases("POST", consumer, "workers", worker, timeout=timeout)
@@ -238,6 +235,17 @@ class HTTPTransport(Transport):
 
     def _leases(self, method: str, consumer: str, *names: str, **options: Any) -> dict[str, Any]:
         return self.client.request(method, "consumers", consumer, *names, **options)
+
+
+@contextmanager
+def _waiting_for_room() -> Iterator[None]:
+    """Turn a reached limit of the application into ``Unavailable``, so that the worker tries again."""
+    try:
+        yield
+    except Invalid as error:
+        if "quota" not in error.errors:
+            raise
+        raise Unavailable(error.status, error.errors) from error
 
 
 @contextmanager
