@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
 from django.contrib.sessions.backends import db
+from django.contrib.sessions.backends.base import UpdateError
 from django.contrib.sessions.base_session import AbstractBaseSession
+from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 
@@ -38,6 +40,15 @@ class SessionStore(db.SessionStore):
         row = super().create_model_instance(data)
         row.session_key = _digest(row.session_key)
         return row
+
+    def save(self, must_create: bool = False) -> None:
+        """Save the session. An unavailable database raises its own error: Django takes it for a deleted session."""
+        try:
+            super().save(must_create)
+        except UpdateError as error:
+            if isinstance(error.__context__, OperationalError | InterfaceError):
+                raise error.__context__ from None
+            raise
 
     def delete(self, session_key: str | None = None) -> None:
         if (key := session_key or self.session_key) is not None:

@@ -3,11 +3,14 @@
 from contextlib import suppress
 
 import pytest
+from django.contrib.sessions.backends.base import UpdateError
 from django.contrib.sessions.models import Session
 from django.core import signing
+from django.db import OperationalError
 from django.test import Client
 
 from accounts.signing_in.sessions import SessionStore
+from tests.support.toolbox import raising
 
 pytestmark = pytest.mark.django_db
 
@@ -85,3 +88,13 @@ def test_a_kept_cookie_of_an_ended_session_is_invalid(alice):
     client.post("/signout/")
     assert not Session.objects.exists()
     assert not is_signed_in(kept)
+
+
+def test_a_session_that_the_database_cannot_save_is_not_taken_for_a_deleted_one(alice):
+    store = SessionStore()
+    store.create()
+    with raising(Session, "save", OperationalError("the connection was closed")), pytest.raises(OperationalError):
+        store.save()
+    Session.objects.all().delete()
+    with pytest.raises(UpdateError):
+        store.save()
