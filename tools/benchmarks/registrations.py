@@ -104,7 +104,7 @@ def registrations() -> list[Figure]:
     The eight come first. After them all threads of the server take turns, as in a long-running server, whereas a new
     server uses its first thread and then randomly more.
     """
-    with guardian({}) as stack:
+    with guardian({"GUARDIAN_MAX_SUBSCRIPTIONS": "0"}) as stack:
         port = urlsplit(stack.addresses["web"]).port
         assert port is not None
         agents = Agents(port)
