@@ -31,8 +31,6 @@ ROWS = 50
 
 SHORT = forms.TextInput({"size": 16})
 DATE = forms.DateInput({"type": "date"})
-
-
 DAYS = [MinValueValidator(date(2000, 1, 1)), MaxValueValidator(date(2100, 1, 1))]
 
 

@@ -44,6 +44,11 @@ def may_vouch(visitor: Owner | AnonymousUser) -> bool:
     return visitor.is_staff or (visitor.vouched and settings.GUARDIAN_OWNERS_MAY_VOUCH)
 
 
+def require_may_vouch(visitor: Owner | AnonymousUser) -> None:
+    if not may_vouch(visitor):
+        raise PermissionDenied("You can't approve access. Ask an operator.")
+
+
 def acts_as_operator(by: Owner | None) -> bool:
     """Return whether this owner may do what operators may. None is a command, which only operators can run."""
     return by is None or by.is_staff
@@ -75,8 +80,8 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
     withdrawal by an operator, only operators can vouch again. PermissionDenied is raised if ``by`` may not vouch, and
     ValidationError also if the reason begins like a rule's.
     """
-    if by is not None and not may_vouch(by):
-        raise PermissionDenied("You can't approve access. Ask an operator.")
+    if by is not None:
+        require_may_vouch(by)
     reason = _normalized_reason(reason, by)
     with transaction.atomic():
         locked = lock(owner)
@@ -100,6 +105,7 @@ def vouch_for_address(email: str, by: Owner, reason: str = "") -> None:
 
     Only operators learn if there is none (Refusal), or if an operator withdrew the access (PermissionDenied).
     """
+    require_may_vouch(by)
     _normalized_reason(reason, by)  # raises its error whether there is such an owner or not
     owner = find_owner(email)
     if owner is None and by.is_staff:

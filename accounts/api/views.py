@@ -345,8 +345,7 @@ class Owners(StrictParameters, mixins.ListModelMixin, GenericViewSet[Owner]):
         signed in with the address. For others, 204 means: if there is such an owner, they have access now, unless an
         operator withdrew it.
         """
-        if not vouching.may_vouch(request.user):
-            raise PermissionDenied("You can't approve access. Ask an operator.")
+        vouching.require_may_vouch(request.user)
         body = read(VouchSerializer, request)
         vouching.vouch_for_address(body["email"], request.user, body.get("reason", ""))
         return Response(status=HTTPStatus.NO_CONTENT)

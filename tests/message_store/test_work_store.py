@@ -567,12 +567,12 @@ def test_a_failed_message_waits_while_the_application_has_no_room(database_store
 @pytest.mark.parametrize(
     "limit", [(queues, "MAX_CONSUMERS"), (store_leases, "MAX_WORKERS")], ids=["positions", "leases"]
 )
-def test_a_worker_over_http_waits_at_a_limit_of_the_application(database_store, over_http, monkeypatch, limit):
+def test_a_worker_over_http_waits_at_a_limit_of_the_application(database_store, over_http, monkeypatch, caplog, limit):
     queue = queues.create("shop", "orders")
     post(queue, "first")
     monkeypatch.setattr(*limit, 0)
     with run_workers(new_worker(RecordingJob(), over_http(), sharing=Leases(1))):
-        time.sleep(0.5)
+        wait_until(lambda: "quota" in caplog.text)
         monkeypatch.undo()
         wait_until(lambda: queues.positions(queue, "mailer"))
 

@@ -19,7 +19,6 @@ from tools.processes import happens
 
 QUEUES = size(10_000, 200)
 ROUNDS = size(7, 2)
-PROMETHEUS_ROUNDS = size(7, 2)
 
 GROWTH = [size(queues, queues // 50) for queues in (1_000, 5_000, 10_000, 20_000, 50_000)]
 GROWTH_ROUNDS = size(5, 2)
@@ -153,9 +152,7 @@ def prometheus() -> list[Figure]:
     """Measure passes with lengths from the Prometheus endpoint. The floor is the list that they save."""
     guarded = GuardedByFigures("/")
     guarded.grow(QUEUES)
-    found = in_turn(
-        PROMETHEUS_ROUNDS, warm_ups=2, before=guarded.change, a_pass=guarded.changed_pass, listing=guarded.list
-    )
+    found = in_turn(ROUNDS, warm_ups=2, before=guarded.change, a_pass=guarded.changed_pass, listing=guarded.list)
     where = f"a pass over {QUEUES:,} queues, GUARDIAN_SNAPSHOT=prometheus"
     return [Figure(where, "1 in 10 changed", "s", found["a_pass"], found["listing"], MAX_RATIO_PROMETHEUS)]
 
