@@ -329,7 +329,10 @@ class Amqp:
     """A connection to one vhost, with helpers to declare, publish and consume."""
 
     def __init__(self, amqp_url: str, vhost: str) -> None:
-        self.connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url.rstrip('/')}/{quote(vhost, safe='')}"))
+        parameters = pika.URLParameters(f"{amqp_url.rstrip('/')}/{quote(vhost, safe='')}")
+        # Nothing answers heartbeats while a long test does something else. RabbitMQ would close the connection.
+        parameters.heartbeat = 0
+        self.connection = pika.BlockingConnection(parameters)
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
 

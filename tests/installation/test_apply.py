@@ -509,16 +509,13 @@ def test_a_prune_is_resumed_after_a_kill_at_each_of_its_effects(apply, export, m
 
 
 @pytest.mark.slow
-def test_two_hundred_pulse_users_take_less_than_half_a_minute(apply, management):
+def test_two_hundred_pulse_users_are_applied_and_their_owner_is_told_in_a_few_mails(apply, management):
     names = [f"bulk-{number}" for number in range(200)]
     lines = [f"  {name}: {{owners: [alice@example.org], max_length: 9000, warn_length: 50}}" for name in names]
     try:
-        began = time.monotonic()
         code, output = apply("\n".join([f"{OWNERS}pulse_users:", *lines]))
-        seconds = time.monotonic() - began
         assert code == 0, output
         assert PulseUser.objects.filter(ready=True, max_length=9000).count() == 200
-        assert seconds < 30
         assert Notification.objects.filter(kind="owner-assigned").count() < 20
     finally:
         for user in management.users():
