@@ -4,7 +4,7 @@ Everything here is pure. ``guard/monitor.py`` fetches the input and writes the r
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -87,7 +87,7 @@ class _Comparison:
         }
         self.pulse_users: dict[int | None, StoredPulseUser] = {one.id: one for one in observation.pulse_users.values()}
         self.reminded = reminders.due(self.stored.values(), rules.reminder_interval, now)
-        self.waiting = 0
+        self.waiting: Counter[int | None] = Counter()
         unaddressable = [key for key in observation.snapshot.unaddressable if not rules.ignores(*key)]
         self.changes = Changes(listed=len(self.listed), unaddressable=unaddressable, returned_nodes=returned_nodes)
 
@@ -265,7 +265,7 @@ class _Comparison:
     def _record_length(self, row: StoredQueue, listed: ListedQueue) -> None:
         """Record the length of a queue that is the deleter's, and nothing else."""
         if not row.is_released:
-            self.waiting += 1
+            self.waiting[self._group_of(row)] += 1
         queue = row._replace(ready=listed.ready, unacknowledged=listed.unacknowledged, misses=0)
         if queue != row:
             self.changes.lengths.append(queue)
@@ -384,10 +384,11 @@ class _Comparison:
             (self.changes.deletable if self._is_released(one.key) else counted).append(one)
         new = {group for one in counted if (group := self._group_of(one.queue)) not in blocked}
         sizes = Counter(group for one in counted if (group := self._group_of(one.queue)) in new)
-        limit = brake_limit(self.rules.brake, len(self.listed)) - self.waiting
-        newly_blocked: Sequence[int | None] = groups_to_block(sizes, limit)
+        # Of groups of one size, those with new deletions come first: no others can be blocked.
+        to_block = groups_to_block(sizes + self.waiting, brake_limit(self.rules.brake, len(self.listed)))
+        newly_blocked = new.intersection(to_block)
         self.changes.newly_blocked_groups = len(newly_blocked)
-        blocked.update(newly_blocked)
+        blocked |= newly_blocked
         for one in counted:
             if self._group_of(one.queue) in blocked:
                 queue = one.queue._replace(block_reason=Queue.BlockReason.BRAKE)

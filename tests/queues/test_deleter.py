@@ -106,8 +106,9 @@ def test_deletions_that_wait_count_for_the_brake_and_do_not_make_it_wider(users,
         "queue/alice/3": "brake",
         "queue/alice/4": "brake",
     }
-    amqp.queue("queue/bob/tests", 11)
-    assert len(monitor.run_pass().decided) == 0  # four wait already
+    for name in ("one", "two"):
+        amqp.queue(f"queue/bob/{name}", 11)
+    assert len(monitor.run_pass().decided) == 0  # as many of bob's as wait of alice's
 
 
 def test_a_blocked_queue_whose_limit_is_raised_is_no_longer_blocked(users, alice, amqp, settings):
