@@ -104,6 +104,10 @@ class ConfirmedPublisher:
         self._key_header = key_header
         self._channel = ConfirmChannel(session, key_of=lambda _, message: message.headers[key_header])
 
+    @property
+    def is_connected(self) -> bool:
+        return self._session.is_connected
+
     def publish(
         self, messages: Mapping[str, Fetched], exchange: str | None = None, routing_key: str | None = None
     ) -> dict[str, str]:

@@ -214,6 +214,8 @@ def _send(replay: Replay, until: float) -> None:
             if not _may_send(replay, replay.by).exclude(leaving).exists():
                 finish(replay, State.FAILED, NO_ACCESS)  # unless it was stopped
                 return
+            if is_any_deleting(replay.archive.vhost, [replay.to_queue]):
+                return  # declaring it again would hide that it was deleted
             declaring.declare(session, replay)
         publisher = ConfirmedPublisher(session)
         while replay.sent < replay.total and time.monotonic() < until:
@@ -266,6 +268,11 @@ def is_any_deleting(vhost: str, names: Collection[str]) -> bool:
     return Queue.objects.filter(vhost=vhost, name__in=names, state=Queue.State.DELETING).exists()
 
 
+def require_not_deleting(vhost: str, queue: str) -> None:
+    if is_any_deleting(vhost, [queue]):
+        raise ReplayRefused("Guardian is about to delete that queue. Choose another one.", status=HTTPStatus.CONFLICT)
+
+
 def _may_send(replay: Replay, by: Owner) -> QuerySet[Replay]:
     """Return the replay if it was not stopped, and the person who started it may still see the archive."""
     return Replay.objects.filter(pk=replay.pk, state=State.RUNNING, archive__in=Archive.objects.seen_by(by))
@@ -283,6 +290,7 @@ def finish(one: Replay | Move, state: Replay.State, error: str = "", **columns: 
 
 def planned(archive: Archive, queue: str, exchange: str, first: int, last: int | None) -> Replay:
     """Return a replay that is not saved. Raises ReplayRefused, also if the range is invalid."""
+    require_not_deleting(archive.vhost, queue)
     last = archive.messages if last is None else last
     if not 1 <= first <= last <= archive.messages:
         raise ReplayRefused(f"Choose a range of messages within 1 to {archive.messages}.", "first")

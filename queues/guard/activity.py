@@ -1,6 +1,7 @@
 """Fetch the figures that a diagnosis rests on."""
 
 import logging
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from rabbit.requests.sending import JSONObject
 
 logger = logging.getLogger(__name__)
 
-QUEUES_SECONDS, CONSUMERS_SECONDS = 15.0, 5.0
-"""The time limits of all requests of a run for queues, and for the consumers of those that answered."""
+LIMIT_SECONDS = 15.0
+"""The time limit of all requests of a run for queues, and of those for the consumers of the queues that answered."""
 
 
 class Consuming(NamedTuple):
@@ -84,43 +85,39 @@ def _holder(one: Consuming) -> Holder:
     return Holder(name, consumer.user, consumer.prefetch, unacknowledged, consumer.is_active)
 
 
-def fetch(management: Management, queues: Iterable[QueueName], now: datetime) -> dict[QueueName, Activity]:
+def fetch(management: Management, queues: Sequence[QueueName], now: datetime) -> dict[QueueName, Activity]:
     """Return the activity of these queues, as far as the broker answers in time.
 
     It takes a request for each queue, and two for each vhost with consumers.
     """
     rows: dict[str, list[JSONObject]] = defaultdict(list)
     found: dict[QueueName, Activity] = {}
-    with _as_far_as_answered(QUEUES_SECONDS):
-        for vhost, name in sorted(queues):
-            if (row := _row(management, vhost, name)) is not None:
-                rows[vhost].append(row)
-    with _as_far_as_answered(CONSUMERS_SECONDS):
+    with deadline.limit(LIMIT_SECONDS):
+        # In any order: a queue that takes all the time must not always cost the same others their figures.
+        for vhost, name in random.sample(queues, len(queues)):
+            with _skipping_errors():
+                rows[vhost].append(management.queue(vhost, name, samples_of=WINDOW_SECONDS))
+    with deadline.limit(LIMIT_SECONDS):
         for vhost, of_vhost in rows.items():
-            for row, consuming in zip(of_vhost, consuming_in(vhost, of_vhost, management), strict=True):
-                found[vhost, row["name"]] = activity_in(row, consuming, now)
+            with _skipping_errors():
+                for row, consuming in zip(of_vhost, consuming_in(vhost, of_vhost, management), strict=True):
+                    found[vhost, row["name"]] = activity_in(row, consuming, now)
     return found
 
 
 @contextmanager
-def _as_far_as_answered(seconds: float) -> Iterator[None]:
+def _skipping_errors() -> Iterator[None]:
     try:
-        with deadline.limit(seconds):
-            yield
+        yield
+    except (NotOnBroker, Refused):  # the queue is gone, or its name is invalid in a URL
+        pass
     except BrokerError as error:
-        logger.warning("Could not query all queues to diagnose: %s", error)
+        logger.info("Could not query a queue to diagnose: %s", error)
 
 
 def store(queue: Queue, activity: Activity) -> None:
     """Store what was fetched of a queue when somebody looked at it, unless Guardian itself may consume from it."""
-    queue.activity = activity.after(stored_activity(queue.activity)).as_json()
+    figures = activity.after(stored_activity(queue.activity)).as_json()
     there = Queue.objects.filter(pk=queue.pk).exclude(state__in=[Queue.State.GONE, Queue.State.DELETING])
-    there.exclude(moves__state=Move.State.RUNNING).update(activity=queue.activity)
-
-
-def _row(management: Management, vhost: str, name: str) -> JSONObject | None:
-    """Return a queue, or None if it is gone or its name is invalid in a URL."""
-    try:
-        return management.queue(vhost, name, samples_of=WINDOW_SECONDS)
-    except (NotOnBroker, Refused):
-        return None
+    if there.exclude(moves__state=Move.State.RUNNING).update(activity=figures):
+        queue.activity = figures

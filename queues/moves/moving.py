@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -97,8 +97,7 @@ def plan(queue: Queue, by: Owner, to: Destination, count: int | None = None, *, 
     """Return what moving or copying the first ``count`` messages would do. Raises Refusal if it would be refused."""
     require_source(queue, by)
     require_target(queue, by, to)
-    if to.queue and Queue.objects.filter(vhost=queue.vhost, name=to.queue, state=Queue.State.DELETING).exists():
-        raise MoveRefused("Guardian is about to delete that queue. Choose another one.", status=HTTPStatus.CONFLICT)
+    replay.require_not_deleting(queue.vhost, to.queue)
     if is_copy and queue.type != CLASSIC:
         raise MoveRefused(
             "Only messages of classic queues can be copied: copying counts as a delivery of the messages of other "
@@ -361,26 +360,24 @@ class _Step:
         taken = self._take(fetch, min(left, self.size))
         if not taken:
             return True
-        routed = {position: message for position, one in taken.items() if (message := self.route(one.decode()))}
-        if move.to_origin:
-            try:
-                self._require_room(routed.values())
-            except Refusal:
-                self._acknowledge(fetch, taken, [])
-                raise
-        keys = {position: self._key(number, taken[position]) for number, position in enumerate(routed, move.sent + 1)}
-        self.in_flight = len(routed)
-        if not Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=len(routed)):  # it was stopped
-            self._acknowledge(fetch, taken, [])
-            return True
         try:
+            routed = {position: message for position, one in taken.items() if (message := self.route(one.decode()))}
+            if move.to_origin:
+                self._require_room(routed.values())
+            numbered = enumerate(routed, move.sent + 1)
+            keys = {position: self._key(number, taken[position]) for number, position in numbered}
+            if not Move.objects.filter(pk=move.pk, state=State.RUNNING).update(in_flight=len(routed)):  # it was stopped
+                self._acknowledge(fetch, taken, [])
+                return True
+            self.in_flight = len(routed)
             refused = self.publisher.publish({keys[position]: message for position, message in routed.items()})
-        except BrokerError:
+            confirmed = [position for position in routed if keys[position] not in refused]
+            sent = move.sent + len(confirmed)
+            Move.objects.filter(pk=move.pk).update(sent=sent, in_flight=0 if move.is_copy else len(confirmed))
+        except Exception:
             self._acknowledge(fetch, taken, [])  # the end of the step returns them
             raise
-        confirmed = [position for position in routed if keys[position] not in refused]
-        move.sent += len(confirmed)
-        Move.objects.filter(pk=move.pk).update(sent=move.sent, in_flight=0 if move.is_copy else len(confirmed))
+        move.sent = sent
         self._acknowledge(fetch, taken, [] if move.is_copy else confirmed)
         self.in_flight = 0
         if refused:
@@ -438,16 +435,19 @@ class _Step:
 
     def return_kept(self) -> None:
         """Return all messages that stay to their places. Those that the broker would drop go to the queue's end."""
-        for fetch, exhausted in self._open:
-            done: list[int] = []
-            if fetch.requeue_counts and exhausted:
-                keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop keys they have seen
-                last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
-                with broker.session(self.move.queue.vhost) as session:  # the publisher's may be lost
-                    refused = ConfirmedPublisher(session, HEADER).publish(last, "", self.move.queue.name)
-                done = [position for position, key in keys.items() if key not in refused]
-            if done:
-                fetch.acknowledge(done)
-            if len(done) < fetch.fetched:
-                fetch.requeue()
+        with ExitStack() as sessions:
+            for fetch, exhausted in self._open:
+                done: list[int] = []
+                if fetch.requeue_counts and exhausted:
+                    if not self.publisher.is_connected:
+                        session = sessions.enter_context(broker.session(self.move.queue.vhost))
+                        self.publisher = ConfirmedPublisher(session, HEADER)
+                    keys = {position: uuid4().hex for position in sorted(exhausted)}  # consumers drop those they know
+                    last = {key: replay.sanitized(exhausted[position].decode()) for position, key in keys.items()}
+                    refused = self.publisher.publish(last, "", self.move.queue.name)
+                    done = [position for position, key in keys.items() if key not in refused]
+                if done:
+                    fetch.acknowledge(done)
+                if len(done) < fetch.fetched:
+                    fetch.requeue()
         self._open.clear()

@@ -76,7 +76,7 @@ def _destroy(
     try:
         single.require_may_destroy(queue, request.user)
         if form.is_valid():
-            removed = destroy(queue, request.user, keep=form.cleaned_data.get("keep", False))
+            removed = destroy(queue, request.user, keep=form.cleaned_data.get("keep", True))
             messages.success(request, f"The queue {name} was {done}. {outcome_in_words(removed)}".strip())
             return redirect("queue", uuid)
     except PermissionDenied as error:

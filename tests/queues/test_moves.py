@@ -307,19 +307,20 @@ def deliver_once(amqp, source, headers=None):
     wait_until_equal(lambda: amqp.ready(source.name), 2)
 
 
-def test_messages_at_their_last_delivery_outlive_the_loss_of_the_target(amqp, alice, queue):
+@pytest.mark.parametrize("lost", [(ConfirmedPublisher, "publish"), (moving._Step, "_key")])
+def test_messages_at_their_last_delivery_outlive_a_failure(amqp, alice, queue, lost):
     source, _ = queue(FROM, 0, "quorum", **{"x-delivery-limit": 1}), queue(TO)
     deliver_once(amqp, source)
     move = moving.start(source, alice, Destination(queue=TO))
-    real, lost = ConfirmedPublisher.publish, [BrokerUnavailable("the connection was lost")]
+    real, errors = getattr(*lost), [BrokerUnavailable("the connection was lost")]
 
-    def publish(*arguments):
-        if lost:
-            raise lost.pop()
+    def fail_once(*arguments):
+        if errors:
+            raise errors.pop()
         return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ConfirmedPublisher, "publish", publish)
+        patched.setattr(*lost, fail_once)
         moving.run_due()
     wait_until_equal(lambda: amqp.ready(FROM), 2)
     moved(move, sent=2)

@@ -205,6 +205,8 @@ def test_a_replay_waits_while_its_target_is_about_to_be_deleted(amqp, alice, arc
     started = replay.start(archived(250), alice, queue=NAME)
     once_after(monkeypatch, FIRST_BATCH, lambda: Queue.objects.update(state="deleting"))
     assert replay.run_due() == 100
+    with pytest.raises(ReplayRefused, match="about to delete"):
+        replay.start(started.archive, alice, queue=NAME)
     Queue.objects.update(state="ok")
     assert replay.run_due() == 150
     started.refresh_from_db()
