@@ -63,8 +63,9 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
         except ValidationError as error:
             add_error(form, error, "reason")
         else:
-            condition = "" if request.user.is_staff else "If somebody has signed in with this address: "
-            messages.success(request, f"{condition}{email} has access to RabbitMQ now.")
+            condition = "if they have signed in with this address, and no operator withdrew it"
+            text = f"{email} has access to RabbitMQ now"
+            messages.success(request, f"{text}." if request.user.is_staff else f"{text}, {condition}.")
             return redirect("owners")
     search = search_text(request)
     known = vouching.listed_owners()

@@ -137,15 +137,23 @@ def _mark_ready(
     emails: Sequence[str],
     by: Owner | None,
 ) -> bool:
-    """Mark the Pulse user as ready, and return whether it is. It isn't if its removal has begun."""
+    """Mark the Pulse user as ready, and return whether it is. It isn't if its removal has begun.
+
+    It may have other owners by now, or from before the broker lost it. Only operators replace them.
+    """
     with transaction.atomic():
+        vouching.lock_all(owners)  # before the Pulse user, as a withdrawal does
         if not live_row(pulse_user).update(ready=True):
             return False
+        present = set(pulse_user.owners.all())
+        if by is None or by.is_staff:
+            ownership.assigned(dict.fromkeys([one for one in owners if one in present], (pulse_user,)), by)
+            ownership.set_owners(pulse_user, owners, by)
+        elif by in present:
+            invitations.invite(pulse_user, [one for one in invitees if one not in present], by)
+        else:
+            raise NameRefused(f"You were removed from the owners of '{pulse_user.username}'. Ask one of them.")
         pulse_user.ready = True
-        pulse_user.owners.add(*owners)  # the broker may have lost it: then it has other owners, too
-        ownership.assigned(dict.fromkeys(owners, (pulse_user,)), by)
-        if by is not None:
-            invitations.invite(pulse_user, invitees, by)
         for email in emails:
             if not pulse_user.notification_addresses.filter(email=email).exists():
                 addresses.create_address(pulse_user, email, by or owners[0])

@@ -38,7 +38,9 @@ def leave_all(owner: Owner, by: Owner, change: ConfirmableChange) -> None:
     """
     through = PulseUser.owners.through
     owned = through.objects.filter(owner=owner).values("pulseuser")
-    pulse_users = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=owned).order_by("pk"))
+    list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=owned).order_by("pk"))
+    # Read them again now that they are locked: another request may have removed the owner from some.
+    pulse_users = list(owner.pulse_users.order_by("pk"))
     shared = set(shared_pulse_users(owner).values_list("pk", flat=True))
     owned_alone = [pulse_user for pulse_user in pulse_users if pulse_user.pk not in shared]
     # Without a token, what the owner's agents registered is deleted by the next clean-up.

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.contrib.sessions.backends import db
 from django.contrib.sessions.backends.base import UpdateError
 from django.contrib.sessions.base_session import AbstractBaseSession
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, InternalError, OperationalError
 from django.utils import timezone
 
 
@@ -46,7 +46,7 @@ class SessionStore(db.SessionStore):
         try:
             super().save(must_create)
         except UpdateError as error:
-            if isinstance(error.__context__, OperationalError | InterfaceError):
+            if isinstance(error.__context__, OperationalError | InterfaceError | InternalError):
                 raise error.__context__ from None
             raise
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from accounts import signals
 from accounts.access.vouching import NotVouched
-from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
+from accounts.models import UNCHANGED, Invitation, NotificationAddress, Owner, PulseUser
 from accounts.pulse_users import addresses, removal
 from accounts.pulse_users.addresses import (
     add_address,
@@ -271,8 +271,15 @@ def test_creating_a_pulse_user_again_that_the_broker_lost_takes_it_from_no_owner
             rotate_password(pulse_user)
         with pytest.raises(Refused):
             create_pulse_user(name, [bob], by=bob)
-    assert create_pulse_user(name, [bob], by=bob)[0] == pulse_user
+    with pytest.MonkeyPatch.context() as patched:
+        call_after(patched, Management, "put_user", lambda: pulse_user.owners.remove(bob))
+        with pytest.raises(ValidationError, match="You were removed"):
+            create_pulse_user(name, [bob], by=bob)
+    assert set(pulse_user.owners.all()) == {alice}
+    pulse_user.owners.add(bob)
+    assert create_pulse_user(name, [bob, alice], by=bob)[0] == pulse_user
     assert set(pulse_user.owners.all()) == {alice, bob}
+    assert not Invitation.objects.exists()
 
 
 def test_a_creation_whose_addresses_are_refused_is_undone(alice, name, management, monkeypatch):
