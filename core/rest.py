@@ -83,7 +83,7 @@ class AlwaysJSONNegotiation(DefaultContentNegotiation):
             raise LengthRequired
         try:
             chosen: tuple[BaseRenderer, str] = super().select_renderer(request, renderers, format_suffix)
-        except (exceptions.NotAcceptable, Http404):
+        except (exceptions.NotAcceptable, Http404, TypeError):  # the last: its parameters can't be parsed
             return renderers[0], renderers[0].media_type
         return chosen
 

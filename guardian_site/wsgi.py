@@ -1,10 +1,12 @@
 """The WSGI application: ``gunicorn guardian_site.wsgi``."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.handlers.wsgi import WSGIRequest
 from django.core.wsgi import get_wsgi_application
+from django.http.multipartparser import MultiPartParserError
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
 
@@ -19,6 +21,13 @@ class Request(WSGIRequest):
         except (TypeError, ValueError):
             meta["CONTENT_TYPE"] = meta["CONTENT_TYPE"].partition(";")[0]
             super()._set_content_type_params(meta)  # type: ignore[misc]
+
+    def parse_file_upload(self, META: Mapping[str, Any], post_data: Any) -> Any:  # noqa: N803 - Django's name
+        """Have Django answer 400 to a part whose header has parameters that can't be parsed."""
+        try:
+            return super().parse_file_upload(META, post_data)
+        except TypeError as error:
+            raise MultiPartParserError("A header of a part can't be parsed.") from error
 
     @property
     def encoding(self) -> None:

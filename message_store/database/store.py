@@ -216,8 +216,9 @@ class DatabaseStore(MessageStore):
     def overwrite(self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage) -> None:
         at = place(message_id)
         with connection.cursor() as cursor:
-            # If the id is a little ahead, the next pushed message gets a later one. Others don't move the clock.
-            ahead = f"{_dialect().now} AND {_dialect().now} + {MAX_SECONDS_AHEAD * TICKS_PER_SECOND}"
+            # If the id is a little ahead, the next pushed message gets a later one. Others don't move the clock. The
+            # clock of the process that allowed it may be ahead, too.
+            ahead = f"{_dialect().now} AND {_dialect().now} + {2 * MAX_SECONDS_AHEAD * TICKS_PER_SECOND}"
             cursor.execute(
                 f"""
                 INSERT INTO message_store_partitionrow AS known (contents, partition, last)

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from io import BytesIO
 
 import pytest
 
@@ -37,6 +38,21 @@ def test_requests_are_read_as_utf_8_regardless_of_their_charset(parameter):
     kind = f"multipart/form-data; boundary=x; {parameter}"
     answer = answer_to(PATH_INFO="/healthz", QUERY_STRING="a=%ff%ed", CONTENT_TYPE=kind)
     assert answer.content == b'{"status": "ok"}'
+
+
+@pytest.mark.django_db
+def test_headers_with_unreadable_parameters_are_ignored_or_refused(client):
+    assert client.get("/api/version/", headers={"Accept": "application/json; a*=x; a*0=y"}).status_code == 401
+    form = b'--x\r\nContent-Disposition: form-data; name="email"; a*=x; a*0=y\r\n\r\n1\r\n--x--\r\n'
+    answer = answer_to(
+        REQUEST_METHOD="POST",
+        PATH_INFO="/signin/",
+        CONTENT_TYPE="multipart/form-data; boundary=x",
+        CONTENT_LENGTH=str(len(form)),
+        HTTP_COOKIE=f"csrftoken={'a' * 32}",
+        **{"wsgi.input": BytesIO(form)},
+    )
+    assert answer.status_code == 400
 
 
 def test_readyz_is_200_when_the_first_node_hangs_or_refuses_the_login(guarded, client, settings):
